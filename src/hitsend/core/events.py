@@ -1,0 +1,268 @@
+"""What happened to a request: the values stages return, which are also what the flight record shows.
+
+Enters: facts found by one stage. Leaves: frozen, tagged structs (`type` in JSON is the class name in snake case).
+Always true: no event holds prompt or output text unless its field says "captured", and those stay None while
+`record.text` is false; instants are `Clock.now()` seconds and become milliseconds since arrival in the record.
+Next: `record.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.core.request import SamplingParams
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+class Event(msgspec.Struct, frozen=True, tag=_snake, tag_field="type"):
+    """Base of all events: only there so that every event is tagged the same way."""
+
+
+class LimitCheck(msgspec.Struct, frozen=True):
+    """One limit that was tested: `value` is what the request brought, in the limit's own unit."""
+
+    name: str
+    value: int
+    limit: int
+
+
+class TokenSpan(msgspec.Struct, frozen=True):
+    """Where one message's content lies in the prompt: tokens [start, end) of message number `message`."""
+
+    message: int
+    role: str
+    start: int
+    end: int
+
+
+class Received(Event, frozen=True):
+    """The head of the request arrived. `client` is the peer's address."""
+
+    method: str
+    path: str
+    client: str | None = None
+
+
+class Authenticated(Event, frozen=True):
+    """The caller is known."""
+
+    name: str
+    key_id: str | None
+    user: str | None
+    app: str | None
+    org: str | None
+
+
+class Parsed(Event, frozen=True):
+    """The body became a `Request` and passed every limit that needs no tokens."""
+
+    body_bytes: int
+    num_messages: int
+    stream: bool
+    n: int
+    limits: tuple[LimitCheck, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Rendered(Event, frozen=True):
+    """The checkpoint's template turned messages into prompt text. `text` only when captured."""
+
+    started_at: float
+    ended_at: float
+    template_sha256: str
+    num_chars: int
+    template_kwargs: dict[str, Any]
+    text: str | None = None
+
+
+class Tokenized(Event, frozen=True):
+    """The prompt text became ids. `prompt_token_ids` only when captured."""
+
+    started_at: float
+    ended_at: float
+    num_tokens: int
+    num_control_tokens: int
+    spans: tuple[TokenSpan, ...]
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+class Fitted(Event, frozen=True):
+    """The second limit check, in tokens, and the sampling values that will be used (`sources`: field → where from)."""
+
+    max_tokens: int
+    limits: tuple[LimitCheck, ...]
+    sampling: SamplingParams
+    sources: dict[str, str]
+
+
+class Reserved(Event, frozen=True):
+    """A hold was taken for input plus allowed output."""
+
+    hold_id: str
+    input_tokens: int
+    output_tokens: int
+    held_microusd: int
+    price_id: str
+
+
+class Routed(Event, frozen=True):
+    """An engine was chosen."""
+
+    engine: str
+    model: str
+    reason: str
+
+
+class Queued(Event, frozen=True):
+    """The engine took the request into its waiting queue."""
+
+    at: float
+    num_waiting: int
+    num_running: int
+
+
+class Admitted(Event, frozen=True):
+    """One choice got its cells: `cells_free` before, `cells_reserved` for it."""
+
+    at: float
+    choice: int
+    slot: int
+    cells_free: int
+    cells_reserved: int
+
+
+class Preempted(Event, frozen=True):
+    """One choice lost its cells and waits to be computed again."""
+
+    at: float
+    choice: int
+    num_computed_tokens: int
+
+
+class Paused(Event, frozen=True):
+    """The client reads too slowly: the request keeps its cells and isn't scheduled."""
+
+    at: float
+
+
+class Resumed(Event, frozen=True):
+    """The client caught up."""
+
+    at: float
+
+
+class Step(Event, frozen=True):
+    """One pass of the loop in which this request took part: its own tokens and the whole batch beside them."""
+
+    step: int
+    started_at: float
+    ended_at: float
+    prefill_tokens: int
+    decode_tokens: int
+    batch_prefill_tokens: int
+    batch_decode_tokens: int
+    batch_sequences: int
+
+
+class FirstToken(Event, frozen=True):
+    """The first token of the request was sampled."""
+
+    at: float
+    choice: int
+
+
+class Held(Event, frozen=True):
+    """Bytes kept back, and why (`partial_utf8` or `partial_stop`). Recorded when holding begins, per choice."""
+
+    choice: int
+    num_bytes: int
+    reason: str
+
+
+class StopMatched(Event, frozen=True):
+    """A stop string completed; everything from its first byte on is withheld."""
+
+    choice: int
+    stop: str
+    num_tokens: int
+
+
+class ChoiceFinished(Event, frozen=True):
+    """One choice ended. `num_discarded_tokens` were computed after its end was known and are billed to nobody."""
+
+    choice: int
+    finish_reason: str
+    num_tokens: int
+    num_discarded_tokens: int = 0
+
+
+class Released(Event, frozen=True):
+    """Slots and cells went back; `cells_used` is the whole engine's figure afterwards."""
+
+    at: float
+    cells_used: int
+
+
+class Settled(Event, frozen=True):
+    """The hold was settled with real counts: exactly once."""
+
+    started_at: float
+    ended_at: float
+    hold_id: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+    reason: str
+
+
+class Failed(Event, frozen=True):
+    """The request ended in an error."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Cancelled(Event, frozen=True):
+    """The client went away (or was cut off); `during` is the state in which it happened."""
+
+    reason: str
+    during: str
+
+
+class Delivered(Event, frozen=True):
+    """The last byte was handed to the socket."""
+
+    at: float
+    num_bytes: int
+    num_chunks: int
+
+
+AnyEvent = (
+    Received
+    | Authenticated
+    | Parsed
+    | Rendered
+    | Tokenized
+    | Fitted
+    | Reserved
+    | Routed
+    | Queued
+    | Admitted
+    | Preempted
+    | Paused
+    | Resumed
+    | Step
+    | FirstToken
+    | Held
+    | StopMatched
+    | ChoiceFinished
+    | Released
+    | Settled
+    | Failed
+    | Cancelled
+    | Delivered
+)

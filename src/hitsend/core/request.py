@@ -1,0 +1,158 @@
+"""One request in hitsend's own words, whatever wire dialect it came in.
+
+Enters: what `api/` parsed and `access/` found out about the caller. Leaves: frozen values that every later stage reads.
+Always true: nothing here is mutable, money is integer micro-dollars (10⁻⁶ USD), `None` means "not asked for", and a
+value that the client did not send is never invented here: defaults are resolved by `chat/`, where the checkpoint is known.
+Next: `lifecycle.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.core.lifecycle import FinishReason
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who is calling. `key_id` is None for the anonymous local principal."""
+
+    key_id: str | None = None
+    name: str = "local"
+    user: str | None = None
+    app: str | None = None
+    org: str | None = None
+    role: str = "caller"
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether nobody proved who they are (allowed on loopback only while no key exists)."""
+        return self.key_id is None
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn. `content` is plain text (parts already joined); None where the wire had null or nothing.
+
+    `fields` keeps what else the template may want (name, reasoning_content, tool_calls, tool_call_id), as JSON values.
+    """
+
+    role: str
+    content: str | None = None
+    fields: dict[str, Any] = {}
+
+
+class SamplingAsked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling fields as the client sent them; None where it was silent. Ranges were checked by `api/`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """The values that are really used, every one of them known. Order of use: see `loop/sampler.py`.
+
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, presence/frequency 0 and repetition 1 mean "off".
+    `seed` is always set: a fresh one is drawn where the client gave none, and the record shows it.
+    `logit_bias` is (token id, bias in -100..100) pairs; `top_logprobs` is 0..20 and only read when `logprobs` is true.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One chat request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect."""
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    principal: Principal = Principal()
+    sampling: SamplingAsked = SamplingAsked()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    max_tokens: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    user: str | None = None
+    metadata: dict[str, str] = {}
+    warnings: tuple[str, ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one request. cached ⊆ prompt and reasoning ⊆ completion: subsets, never added on top."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One candidate: its id, and its natural-log probability under the model before temperature and filters."""
+
+    token_id: int
+    logprob: float
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token and, where asked for, the best alternatives in falling order."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class TextLogprob(msgspec.Struct, frozen=True):
+    """A token as clients see it: text (with U+FFFD where bytes are no text), its exact bytes, its logprob, alternatives."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+    top: tuple["TextLogprob", ...] = ()
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
+
+    Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
+    """
+
+    index: int
+    text: str = ""
+    logprobs: tuple[TextLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    matched_stop: str | None = None
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """The pipeline's last word after every choice ended and the hold was settled."""
+
+    usage: Usage
+    cost_microusd: int
+    timings: dict[str, float]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,122 @@
+"""What the pipeline asks of any engine.
+
+Enters: a `Job`. Leaves: a `Generation`. Always true: events come in the order in which they happened; each choice gets
+exactly one `ChoiceDone`; failures are raised as ServeErrors; after `aclose()` the engine holds nothing for the job and
+`produced` is final. Next: `embedded.py`.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
+from hitsend.core.request import SampledToken, SamplingParams
+from hitsend.serve.loop.messages import EngineFacts
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    n: int
+    max_tokens: int
+    deadline_s: float
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Sampled tokens of one choice, in order."""
+
+    choice: int
+    sampled: tuple[SampledToken, ...]
+
+
+class ChoiceDone(msgspec.Struct, frozen=True):
+    """One choice ended by itself: reason is `stop` (the model's end token) or `length`."""
+
+    choice: int
+    reason: Literal["stop", "length"]
+
+
+class Produced(msgspec.Struct, frozen=True):
+    """What was really computed: prompt tokens that went through the model (of the choice that got furthest) and output tokens per choice."""
+
+    prompt_tokens: int
+    output_tokens: tuple[int, ...]
+
+
+EngineEvent = Queued | Admitted | Preempted | Paused | Resumed | Step | FirstToken | Released | Tokens | ChoiceDone
+
+
+class Generation(Protocol):
+    """A running job. Iterate it; close it when done or to cancel."""
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        """The events, ending after the last choice's `ChoiceDone`. Raises ServeError where the engine failed."""
+        ...
+
+    async def end_choice(self, choice: int) -> None:
+        """Stop one choice whose end was found in the text (a stop string); the others go on. Does not wait."""
+        ...
+
+    async def aclose(self) -> None:
+        """Cancel what still runs and wait (bounded) until the engine has released it. Safe to call twice."""
+        ...
+
+    @property
+    def produced(self) -> Produced:
+        """Counts so far; final after `aclose()`."""
+        ...
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """For `/inspect/state`, `/metrics` and `/healthz`. `progress_age_s`: seconds since the engine last proved that it lives."""
+
+    is_ready: bool
+    pid: int | None
+    restarts: int
+    running: int
+    waiting: int
+    cells_total: int
+    cells_used: int
+    slots_total: int
+    slots_used: int
+    preemptions_total: int
+    progress_age_s: float
+    check: str | None = None
+
+
+class Engine(Protocol):
+    """An engine that takes token ids and gives token ids."""
+
+    @property
+    def name(self) -> str:
+        """Its name in settings, records and rows."""
+        ...
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is loaded. Raises EngineUnavailable before the first start-up finished."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model; returns when it can serve. Raises ConfigError or EngineUnavailable."""
+        ...
+
+    async def stop(self) -> None:
+        """End everything, wait for the child, return. Safe to call twice."""
+        ...
+
+    def admit(self, job: Job) -> None:
+        """Refuse at once what can never fit (ContextLengthExceeded) or a full queue (ServerOverloaded)."""
+        ...
+
+    def generate(self, job: Job) -> Generation:
+        """Submit the job. Raises what `admit` raises, and EngineUnavailable while the child is down."""
+        ...
+
+    def state(self) -> EngineState:
+        """Figures of this moment; never blocks."""
+        ...

@@ -1,0 +1,83 @@
+"""The loop's view of a model: a batch of tokens goes in, logits come out.
+
+Enters: a `Batch`. Leaves: one row of logits per token that asked for one. Always true: the loop knows nothing of
+libllama; the planner's simulator and the tests drive the same scheduler through this protocol. Next: `kv.py`.
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Batch(NamedTuple):
+    """Tokens of one step, sorted by slot and position.
+
+    Four arrays of the same length n: `token_ids` int32, `positions` int32, `slots` int32, `wants_logits` bool.
+    """
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    slots: NDArray[np.int32]
+    wants_logits: NDArray[np.bool_]
+
+
+class DecoderFailed(Exception):
+    """The step could not be computed. `is_fatal` means that the child process has to go."""
+
+    def __init__(self, message: str, *, is_fatal: bool) -> None:
+        super().__init__(message)
+        self.is_fatal = is_fatal
+
+
+class Decoder(Protocol):
+    """A loaded model with `num_slots` sequences' worth of cache.
+
+    `cells_per_slot` bounds one sequence; `num_cells` is the sum over all slots. In per-stream mode
+    num_cells == num_slots * cells_per_slot; in unified mode the slots share num_cells.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """How many sequences can have cache at once."""
+        ...
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of all slots together."""
+        ...
+
+    @property
+    def cells_per_slot(self) -> int:
+        """Most cells that one sequence can hold."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens in one `decode` call."""
+        ...
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens by which the model says that it has finished."""
+        ...
+
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """Run the batch; return float32 logits [number of true wants_logits, vocab_size], the caller's to keep and change.
+
+        Raises DecoderFailed.
+        """
+        ...
+
+    def release(self, slot: int) -> None:
+        """Forget everything that the slot holds."""
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """Move a whole sequence to an empty slot; the source is empty afterwards."""
+        ...

@@ -1,0 +1,172 @@
+"""What goes into the loop and what comes out: the words spoken between the edge and the engine's child process.
+
+Enters: commands from the edge. Leaves: reports. Always true: every struct is tagged, typed and bounded by its decoder
+(msgspec rejects anything else), no pickle anywhere; instants are `Clock.now()` seconds, comparable across processes;
+each submitted choice ends with exactly one `Done`. Next: `sequence.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.core.request import SampledToken, SamplingParams
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Run `len(seeds)` choices of one prompt. `max_tokens` bounds each; `deadline_s` bounds the time spent waiting."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seeds: tuple[int, ...]
+    max_tokens: int
+    deadline_s: float
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End one choice, or (choice None) all choices of a request. Unknown ids are ignored: they have just ended."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Keep the request's cells but don't schedule it."""
+
+    request_id: str
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Schedule it again."""
+
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """End everything and exit."""
+
+
+Command = Submit | Abort | Pause | Resume | Shutdown
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What the child found when it loaded the model. Sizes in tokens, cells (one token's attention KV) or bytes.
+
+    `cells_per_slot` is the most one sequence can hold. `state_bytes_per_slot` is the fixed recurrent state of hybrid
+    models (0 for pure attention). `library` names the libllama build.
+    """
+
+    model: str
+    architecture: str
+    library: str
+    vocab_size: int
+    context_train: int
+    num_slots: int
+    num_cells: int
+    cells_per_slot: int
+    kv_mode: str
+    kv_bytes_per_cell: int
+    state_bytes_per_slot: int
+    weights_bytes: int
+    num_threads: int
+    is_hybrid: bool
+    metadata: dict[str, Any] = {}
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The child's first message."""
+
+    pid: int
+    facts: EngineFacts
+
+
+class WasQueued(msgspec.Struct, frozen=True, tag="queued"):
+    """A submitted request waits."""
+
+    request_id: str
+    at: float
+    num_waiting: int
+    num_running: int
+
+
+class WasAdmitted(msgspec.Struct, frozen=True, tag="admitted"):
+    """One choice got a slot and cells."""
+
+    request_id: str
+    choice: int
+    at: float
+    slot: int
+    cells_free: int
+    cells_reserved: int
+
+
+class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
+    """One choice gave its cells back and waits at the head of the queue."""
+
+    request_id: str
+    choice: int
+    at: float
+    num_computed_tokens: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One choice's part in a step; `sampled` is empty while its prompt isn't finished."""
+
+    request_id: str
+    choice: int
+    prefill_tokens: int
+    decode_tokens: int
+    sampled: tuple[SampledToken, ...] = ()
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """One choice ended and its cells are free.
+
+    `reason` is a `FinishReason` value: stop (the model's own end token, which is not in the output and not counted in
+    `num_output_tokens`), length, cancelled or error; with error, `code` and `message` are a ServeError's.
+    `num_prompt_tokens_computed` counts prompt tokens that really went through the model (again after a preemption
+    does not count twice); `num_output_tokens` counts sampled tokens that were reported in rows.
+    """
+
+    request_id: str
+    choice: int
+    at: float
+    reason: str
+    num_prompt_tokens_computed: int
+    num_output_tokens: int
+    code: str | None = None
+    message: str | None = None
+    retry_after_s: float | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True, tag="step"):
+    """One pass through the model, and the pool's figures after it. `decode_s` is the part spent inside the decoder."""
+
+    step: int
+    started_at: float
+    ended_at: float
+    decode_s: float
+    rows: tuple[Row, ...]
+    done: tuple[Done, ...]
+    num_waiting: int
+    num_running: int
+    cells_used: int
+
+
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """Sent at least once a second and after each change at rest: proof of progress. `check` is what kv.check() found wrong."""
+
+    at: float
+    step: int
+    num_waiting: int
+    num_running: int
+    cells_used: int
+    slots_used: int
+    prefill_tokens_total: int
+    decode_tokens_total: int
+    preemptions_total: int
+    check: str | None = None
+
+
+Report = Ready | WasQueued | WasAdmitted | WasPreempted | StepReport | Done | Pulse
