@@ -1,0 +1,278 @@
+"""The flight record: everything that happened to one request, in order, on one clock.
+
+Enters: events, as the stages return them. Leaves: the record as JSON values (shape: `Flight.snapshot`).
+Always true: the state follows `lifecycle.TRANSITIONS`; segments add up to the wall time; events are bounded (step events
+beyond `max_steps` are counted and keep feeding the segments, but are not kept); text is there only when it was captured.
+Next: `serve/pipeline.py`, which records.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.core import events as ev
+from hitsend.core.clock import Clock
+from hitsend.core.errors import Ended, ServeError
+from hitsend.core.lifecycle import ENDED, State, advance
+from hitsend.core.request import Principal, Usage
+from hitsend.core.segments import Timeline
+
+
+class Flight:
+    """One request's record while it is being written, and after."""
+
+    def __init__(self, request_id: str, clock: Clock, *, keep_text: bool = False, max_steps: int = 512) -> None:
+        self.request_id = request_id
+        self.keep_text = keep_text
+        self.state = State.RECEIVED
+        self.principal = Principal()
+        self.model: str | None = None
+        self.engine: str | None = None
+        self.finish_reason: str | None = None
+        self.usage = Usage()
+        self.cost_microusd = 0
+        self.ledger: dict[str, Any] | None = None
+        self.error: ServeError | None = None
+        self.received_at = clock.now()
+        self.received_wall = clock.wall()
+        self.closed_at: float | None = None
+        self.first_token_at: float | None = None
+        self.output_text: dict[int, list[str]] = {}
+        self.cells_total: int | None = None
+        self._clock = clock
+        self._max_steps = max_steps
+        self._events: list[tuple[float, ev.Event]] = []
+        self._steps_kept = 0
+        self._steps_dropped = 0
+        self._timeline = Timeline()
+        self._waiting_since: float | None = None
+        self._paused_since: float | None = None
+        self._last_step: ev.Step | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can happen to it."""
+        return self.closed_at is not None
+
+    def record(self, event: ev.Event) -> None:
+        """Append an event, stamped now; its own instants say when it really happened."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event)
+        if isinstance(event, ev.Step):
+            if self._steps_kept >= self._max_steps:
+                self._steps_dropped += 1
+                return
+            self._steps_kept += 1
+        self._events.append((self._clock.now(), event))
+
+    def enter(self, state: State) -> None:
+        """Move along the life cycle. Raises IllegalTransition: a bug."""
+        self.state = advance(self.state, state)
+
+    def fail(self, error: ServeError) -> None:
+        """The request ended in an error (an `Ended` one counts as cancelled); only the first is kept."""
+        if self.state in ENDED:
+            return
+        self.error = error
+        if isinstance(error, Ended):
+            self.record(ev.Cancelled(reason=error.code, during=str(self.state)))
+            self.enter(State.CANCELLED)
+            self.finish_reason = "cancelled"
+        else:
+            self.record(ev.Failed(code=error.code, message=error.message, param=error.param))
+            self.enter(State.FAILED)
+            self.finish_reason = "error"
+
+    def client_blocked(self, started_at: float, ended_at: float) -> None:
+        """A write to the client had to wait."""
+        self._timeline.add("client_blocked", started_at, ended_at)
+
+    def capture_output(self, choice: int, text: str) -> None:
+        """Keep output text, where capture is on."""
+        if self.keep_text and text:
+            self.output_text.setdefault(choice, []).append(text)
+
+    def close(self) -> None:
+        """Stop the clock. Later events are still kept but no longer change the wall time."""
+        if self.closed_at is None:
+            self.closed_at = self._clock.now()
+
+    @property
+    def wall_ms(self) -> float:
+        """From arrival to close, or to now while it is open."""
+        return ((self.closed_at or self._clock.now()) - self.received_at) * 1000.0
+
+    def segments(self) -> dict[str, float]:
+        """Milliseconds per segment; they add up to `wall_ms`."""
+        end = self.closed_at or self._clock.now()
+        if self._waiting_since is not None:
+            self._timeline.add("wait", self._waiting_since, end)
+            if self.is_closed:
+                self._waiting_since = None
+        return self._timeline.partition(self.received_at, end)
+
+    def timings(self) -> dict[str, float]:
+        """The short form for the response: ttft_ms, wall_ms and the segments that took any time, in ms."""
+        spent = {f"{name}_ms": round(ms, 3) for name, ms in self.segments().items() if ms > 0}
+        if self.first_token_at is not None:
+            spent["ttft_ms"] = round((self.first_token_at - self.received_at) * 1000.0, 3)
+        spent["wall_ms"] = round(self.wall_ms, 3)
+        return spent
+
+    def events(self) -> list[ev.Event]:
+        """The events kept so far, in order."""
+        return [event for _, event in self._events]
+
+    def snapshot(self) -> dict[str, Any]:
+        """The record as JSON values: DESIGN's shape, with `events[].at_ms` counted from arrival."""
+        segments = [{"name": name, "ms": round(ms, 4)} for name, ms in self.segments().items()]
+        record: dict[str, Any] = {
+            "request_id": self.request_id,
+            "state": str(self.state),
+            "finish_reason": self.finish_reason,
+            "error": _error(self.error),
+            "received_at": self.received_wall,
+            "wall_ms": round(self.wall_ms, 4),
+            "segments": segments,
+            "events": sorted((self._event_json(*kept) for kept in self._events), key=lambda shown: shown["at_ms"]),
+            "steps_dropped": self._steps_dropped,
+            "usage": msgspec.to_builtins(self.usage) | {"total_tokens": self.usage.total_tokens},
+            "cost_microusd": self.cost_microusd,
+            "engine": self.engine,
+            "model": self.model,
+            "principal": msgspec.to_builtins(self.principal),
+            "sampling": self._last(ev.Fitted, "sampling"),
+            "sampling_sources": self._last(ev.Fitted, "sources"),
+            "limits": self._limits(),
+            "cells": self._cells(),
+            "ledger": self.ledger,
+        }
+        if self.output_text:
+            record["output_text"] = {str(choice): "".join(parts) for choice, parts in self.output_text.items()}
+        return record
+
+    def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
+        built: dict[str, Any] = msgspec.to_builtins(event)
+        happened = built.pop("at", built.get("ended_at", at))
+        for name in ("started_at", "ended_at"):
+            if name in built:
+                built[name.removesuffix("_at") + "_ms"] = self._ms(built.pop(name))
+        return {"type": built.pop("type"), "at_ms": self._ms(happened)} | built
+
+    def _ms(self, at: float) -> float:
+        return round((at - self.received_at) * 1000.0, 4)
+
+    def _last(self, kind: type[ev.Event], field: str) -> Any:
+        for _, event in reversed(self._events):
+            if isinstance(event, kind):
+                return msgspec.to_builtins(getattr(event, field))
+        return None
+
+    def _limits(self) -> list[dict[str, Any]]:
+        checks: list[dict[str, Any]] = []
+        for _, event in self._events:
+            if isinstance(event, ev.Parsed | ev.Fitted):
+                checks.extend(msgspec.to_builtins(event.limits))
+        return checks
+
+    def _cells(self) -> dict[str, int | None]:
+        before: int | None = None
+        after: int | None = None
+        held = 0
+        for _, event in self._events:
+            if isinstance(event, ev.Admitted):
+                held += event.cells_reserved
+                if before is None and self.cells_total is not None:
+                    before = self.cells_total - event.cells_free
+            elif isinstance(event, ev.Released):
+                after = event.cells_used
+        return {"before": before, "held": held, "after": after}
+
+    def _on_rendered(self, event: ev.Rendered) -> None:
+        self._timeline.add("render", event.started_at, event.ended_at)
+
+    def _on_tokenized(self, event: ev.Tokenized) -> None:
+        self._timeline.add("tokenize", event.started_at, event.ended_at)
+
+    def _on_fitted(self, _: ev.Fitted) -> None:
+        self.enter(State.PREPARED)
+
+    def _on_reserved(self, _: ev.Reserved) -> None:
+        self.enter(State.RESERVED)
+
+    def _on_routed(self, event: ev.Routed) -> None:
+        self.engine = event.engine
+
+    def _on_queued(self, event: ev.Queued) -> None:
+        self.enter(State.WAITING)
+        self._waiting_since = event.at
+
+    def _on_admitted(self, _: ev.Admitted) -> None:
+        self.enter(State.RUNNING)
+
+    def _on_preempted(self, event: ev.Preempted) -> None:
+        self.enter(State.PREEMPTED)
+        self._waiting_since = event.at
+
+    def _on_paused(self, event: ev.Paused) -> None:
+        self._paused_since = event.at
+
+    def _on_resumed(self, event: ev.Resumed) -> None:
+        if self._paused_since is not None:
+            self._timeline.add("client_wait", self._paused_since, event.at)
+            self._paused_since = None
+
+    def _on_step(self, event: ev.Step) -> None:
+        start = event.started_at
+        if self._waiting_since is not None:
+            self._timeline.add("wait", self._waiting_since, event.started_at)
+            self._waiting_since = None
+        elif self._last_step is not None and event.step == self._last_step.step + 1:
+            start = self._last_step.ended_at
+        self._timeline.add(_segment(event), start, event.ended_at)
+        self._last_step = event
+
+    def _on_first_token(self, event: ev.FirstToken) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = event.at
+
+    def _on_released(self, event: ev.Released) -> None:
+        for since, name in ((self._waiting_since, "wait"), (self._paused_since, "client_wait")):
+            if since is not None:
+                self._timeline.add(name, since, event.at)
+        self._waiting_since = self._paused_since = None
+
+    def _on_settled(self, event: ev.Settled) -> None:
+        self._timeline.add("settle", event.started_at, event.ended_at)
+        self.cost_microusd = event.cost_microusd
+
+
+def _segment(step: ev.Step) -> str:
+    mine = step.prefill_tokens + step.decode_tokens
+    alone = mine == step.batch_prefill_tokens + step.batch_decode_tokens
+    return f"{'prefill' if step.prefill_tokens else 'decode'}_{'own' if alone else 'shared'}"
+
+
+def _error(error: ServeError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"code": error.code, "message": error.message, "param": error.param}
+
+
+_HANDLERS: dict[type[ev.Event], Any] = {
+    ev.Rendered: Flight._on_rendered,
+    ev.Tokenized: Flight._on_tokenized,
+    ev.Fitted: Flight._on_fitted,
+    ev.Reserved: Flight._on_reserved,
+    ev.Routed: Flight._on_routed,
+    ev.Queued: Flight._on_queued,
+    ev.Admitted: Flight._on_admitted,
+    ev.Preempted: Flight._on_preempted,
+    ev.Paused: Flight._on_paused,
+    ev.Resumed: Flight._on_resumed,
+    ev.Step: Flight._on_step,
+    ev.FirstToken: Flight._on_first_token,
+    ev.Released: Flight._on_released,
+    ev.Settled: Flight._on_settled,
+}

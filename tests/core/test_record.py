@@ -1,0 +1,91 @@
+"""The flight record of a made-up request on a made-up clock."""
+
+import pytest
+
+from hitsend.core import events as ev
+from hitsend.core.errors import ClientGone, EngineFailed
+from hitsend.core.lifecycle import State
+from hitsend.core.record import Flight
+from hitsend.core.request import SamplingParams
+
+
+class HandClock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.at
+
+
+def _fly(clock: HandClock, max_steps: int = 512) -> Flight:
+    flight = Flight("req_1", clock, max_steps=max_steps)
+    flight.cells_total = 1000
+    clock.at = 100.010
+    flight.record(ev.Rendered(100.001, 100.003, "ab", 10, {}))
+    flight.record(ev.Tokenized(100.003, 100.004, 5, 2, ()))
+    flight.record(ev.Fitted(10, (ev.LimitCheck("context", 15, 100),), SamplingParams(), {}))
+    flight.record(ev.Reserved("h", 5, 10, 0, "p"))
+    flight.record(ev.Queued(100.010, 1, 0))
+    flight.record(ev.Admitted(100.020, 0, 0, 1000, 69))
+    flight.record(ev.Step(1, 100.020, 100.030, 5, 0, 5, 0, 1))
+    flight.record(ev.FirstToken(100.030, 0))
+    flight.record(ev.Step(2, 100.031, 100.040, 0, 1, 0, 3, 3))
+    return flight
+
+
+def test_segments_of_a_whole_request() -> None:
+    clock = HandClock()
+    flight = _fly(clock)
+    clock.at = 100.050
+    flight.record(ev.Released(100.040, 7))
+    flight.record(ev.Settled(100.045, 100.047, "h", 5, 2, 12, "stop"))
+    flight.enter(State.FINISHED)
+    flight.close()
+    spent = flight.segments()
+    expected = {"render": 2, "tokenize": 1, "wait": 10, "prefill_own": 10, "decode_shared": 10, "settle": 2, "edge": 15}
+    for name, ms in expected.items():
+        assert spent[name] == pytest.approx(ms), name
+    shown = flight.snapshot()
+    assert sum(part["ms"] for part in shown["segments"]) == pytest.approx(shown["wall_ms"], rel=0.001)
+    assert shown["cells"] == {"before": 0, "held": 69, "after": 7}
+    assert shown["limits"] == [{"name": "context", "value": 15, "limit": 100}]
+    assert shown["cost_microusd"] == 12
+    at = [event["at_ms"] for event in shown["events"]]
+    assert at == sorted(at)
+
+
+def test_step_events_are_bounded_but_segments_stay_whole() -> None:
+    clock = HandClock()
+    flight = _fly(clock, max_steps=1)
+    clock.at = 100.040
+    flight.close()
+    shown = flight.snapshot()
+    assert [event["type"] for event in shown["events"]].count("step") == 1
+    assert shown["steps_dropped"] == 1
+    assert flight.segments()["decode_shared"] == pytest.approx(10)
+
+
+def test_only_the_first_ending_counts() -> None:
+    clock = HandClock()
+    flight = _fly(clock)
+    flight.fail(ClientGone("the client hung up"))
+    flight.fail(EngineFailed("too late"))
+    assert flight.state is State.CANCELLED
+    assert flight.snapshot()["error"]["code"] == "client_gone"
+    cancelled = [e for e in flight.events() if isinstance(e, ev.Cancelled)]
+    assert [c.during for c in cancelled] == ["running"]
+
+
+def test_a_pause_is_the_clients_time() -> None:
+    clock = HandClock()
+    flight = _fly(clock)
+    flight.record(ev.Paused(100.041))
+    flight.record(ev.Resumed(100.061))
+    clock.at = 100.061
+    flight.close()
+    assert flight.segments()["client_wait"] == pytest.approx(20)
