@@ -1,0 +1,107 @@
+"""A model file opened for its words only: tokens to bytes, text to tokens, the template and the metadata.
+
+Enters: a checked GGUF path and a `Library`. Leaves: a `LoadedModel` (used by the text child, which loads no weights,
+and by the decoder, which does) and its `Vocabulary`. Always true: text never becomes a control token unless the caller says
+`parse_special`, and nothing of the vocabulary changes after loading. Next: `llama_decoder.py`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.libllama import CONTROL, USER_DEFINED, Library
+
+_PIECE_BYTES = 4096
+
+
+class Vocabulary:
+    """Tokens of a loaded model. `bos` and `eos` are None where the model has none."""
+
+    def __init__(self, library: Library, model: int) -> None:
+        self._library = library
+        self._handle: int = library.llama_model_get_vocab(model)
+        self.num_tokens: int = library.llama_vocab_n_tokens(self._handle)
+        bos, eos = library.llama_vocab_bos(self._handle), library.llama_vocab_eos(self._handle)
+        self.bos: int | None = bos if bos >= 0 else None
+        self.eos: int | None = eos if eos >= 0 else None
+        self.add_bos: bool = library.llama_vocab_get_add_bos(self._handle)
+        attributes = [library.llama_vocab_get_attr(self._handle, i) for i in range(self.num_tokens)]
+        self.control: frozenset[int] = frozenset(i for i, bits in enumerate(attributes) if bits & CONTROL)
+        self.user_defined: frozenset[int] = frozenset(i for i, bits in enumerate(attributes) if bits & USER_DEFINED)
+        is_eog = library.llama_vocab_is_eog
+        self.eog: frozenset[int] = frozenset(i for i in range(self.num_tokens) if is_eog(self._handle, i))
+
+    def tokenize(self, text: bytes, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
+        """Text as ids. `add_special` puts BOS in front where the model wants it; `parse_special` reads control tokens.
+
+        User-defined tokens are found in text either way: that is how the library treats them.
+        """
+        room = len(text) + 8
+        ids = np.empty(room, np.int32)
+        count: int = self._library.llama_tokenize(
+            self._handle, text, len(text), ids.ctypes.data, room, add_special, parse_special
+        )
+        if count < 0:
+            ids = np.empty(-count, np.int32)
+            count = self._library.llama_tokenize(
+                self._handle, text, len(text), ids.ctypes.data, len(ids), add_special, parse_special
+            )
+        if count < 0:
+            raise ValueError(f"the tokenizer failed on {len(text)} bytes")
+        return [int(i) for i in ids[:count].tolist()]
+
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """What each id stands for, control tokens spelled out. Takes about 2 microseconds an id: ask once."""
+        buffer = np.empty(_PIECE_BYTES, np.uint8)
+        return tuple(self._piece(i, buffer) for i in range(self.num_tokens))
+
+    def _piece(self, token: int, buffer: NDArray[np.uint8]) -> bytes:
+        length: int = self._library.llama_token_to_piece(self._handle, token, buffer.ctypes.data, len(buffer), 0, True)
+        if length < 0:
+            return self._piece(token, np.empty(-length, np.uint8))
+        return buffer[:length].tobytes()
+
+
+class LoadedModel:
+    """A model in memory; `vocab_only` leaves the weights on disk. Close it after every context that uses it."""
+
+    def __init__(self, library: Library, path: str, *, vocab_only: bool = False) -> None:
+        self.library = library
+        params = library.default_model_params()
+        params.vocab_only = vocab_only
+        library.take_lines()
+        self.handle: int = library.llama_model_load_from_file(path.encode(), params) or 0
+        if not self.handle:
+            raise ConfigError(f"engine.model: libllama can't load {path}: {library.take_lines() or 'no reason given'}")
+        self.vocabulary = Vocabulary(library, self.handle)
+        self.metadata: dict[str, str] = self._metadata()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's own Jinja template."""
+        template: bytes | None = self.library.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    def close(self) -> None:
+        """Free it. Safe to call twice."""
+        if self.handle:
+            self.library.llama_model_free(self.handle)
+            self.handle = 0
+
+    def _metadata(self) -> dict[str, str]:
+        """Every GGUF key that isn't an array, with its value as text."""
+        library, found = self.library, {}
+        for i in range(library.llama_model_meta_count(self.handle)):
+            key = self._text(library.llama_model_meta_key_by_index, i)
+            found[key] = self._text(library.llama_model_meta_val_str_by_index, i)
+        return found
+
+    def _text(self, function: Callable[..., int], index: int) -> str:
+        buffer = np.zeros(1024, np.uint8)
+        length = function(self.handle, index, buffer.ctypes.data, len(buffer))
+        if length >= len(buffer):
+            buffer = np.zeros(length + 1, np.uint8)
+            length = function(self.handle, index, buffer.ctypes.data, len(buffer))
+        return buffer[: max(length, 0)].tobytes().decode("utf-8", "replace")
