@@ -19,6 +19,7 @@
     │   ├── EngineFailed            500 engine_failed
     │   ├── EngineUnavailable       502 engine_unavailable
     │   └── EngineTimeout           504 engine_timeout
+    ├── StorageFailed               503 storage_failed: what must be written down couldn't be
     └── Ended                       nobody's fault
         ├── ClientGone              499 client_gone (never sent: there is nobody to read it)
         ├── DeadlineExceeded        504 deadline_exceeded
@@ -156,6 +157,13 @@ class EngineTimeout(EngineError):
 
     code = "engine_timeout"
     status = 504
+
+
+class StorageFailed(ServeError):
+    """The database did not take what must be durable before work starts or counts as done; the caller may retry."""
+
+    code = "storage_failed"
+    status = 503
 
 
 class Ended(ServeError):

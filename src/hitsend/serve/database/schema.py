@@ -1,0 +1,128 @@
+"""The tables, as SQLAlchemy Core sees them.
+
+Enters: nothing. Leaves: `METADATA` and one `Table` each. Always true: equal to what the migrations build (a test
+compares them); instants are seconds since the epoch (UTC), money is integer micro-dollars, prices are integer
+pico-dollars per token (micro-dollars per million tokens); no column is named with a word that PostgreSQL reserves.
+Next: `connection.py`.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+
+def _caller() -> list[Column[str | None]]:
+    """Who asked: `key_id` is null for the anonymous local principal."""
+    return [
+        Column("key_id", String(32)),
+        Column("key_name", Text, nullable=False),
+        Column("user_name", Text),
+        Column("app_name", Text),
+        Column("org_name", Text),
+    ]
+
+
+def _sold() -> list[Column[str] | Column[int] | Column[int | None]]:
+    """What ran, and the price in force when it was promised."""
+    return [
+        Column("model", Text, nullable=False),
+        Column("engine", Text, nullable=False),
+        Column("price_id", Text, nullable=False),
+        Column("price_input_picousd", BigInteger, nullable=False),
+        Column("price_output_picousd", BigInteger, nullable=False),
+        Column("price_cached_input_picousd", BigInteger),
+    ]
+
+
+KEYS = Table(
+    "keys",
+    METADATA,
+    Column("key_id", String(32), primary_key=True),
+    Column("salt", String(64), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("key_name", Text, nullable=False),
+    Column("user_name", Text),
+    Column("app_name", Text),
+    Column("org_name", Text),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+)
+
+HOLDS = Table(
+    "holds",
+    METADATA,
+    Column("hold_id", String(32), primary_key=True),
+    Column("request_id", Text, nullable=False, unique=True),
+    Column("owner", Text, nullable=False, index=True),
+    Column("lease_until", Double, nullable=False),
+    *_caller(),
+    *_sold(),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("held_microusd", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+LEDGER = Table(
+    "ledger",
+    METADATA,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("request_id", Text, nullable=False, unique=True),
+    Column("hold_id", String(32), nullable=False, unique=True),
+    *_caller(),
+    *_sold(),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column("discarded_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("is_estimate", Boolean, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("settled_at", Double, nullable=False),
+    Column("day", String(10), nullable=False),
+    CheckConstraint("cached_tokens BETWEEN 0 AND prompt_tokens", name="cached_in_prompt"),
+    CheckConstraint("reasoning_tokens BETWEEN 0 AND completion_tokens", name="reasoning_in_completion"),
+    CheckConstraint("discarded_tokens >= 0 AND cost_microusd >= 0", name="not_negative"),
+    Index("ix_ledger_day_key_id", "day", "key_id"),
+)
+
+RECORDS = Table(
+    "records",
+    METADATA,
+    Column("request_id", Text, primary_key=True),
+    Column("received_at", Double, nullable=False, index=True),
+    Column("state", String(16), nullable=False),
+    Column("finish_reason", String(32)),
+    Column("error_code", String(64)),
+    Column("model", Text),
+    Column("key_id", String(32)),
+    Column("key_name", Text, nullable=False),
+    Column("wall_ms", Double, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_microusd", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""`body` is the record's JSON, deflated with zlib."""

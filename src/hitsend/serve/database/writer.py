@@ -1,0 +1,121 @@
+"""The one writer: many operations, one transaction, one fsync.
+
+Enters: operations, each a function of a connection. Leaves: their results, once they are durable. Always true:
+operations run in the order in which they were submitted; when a group fails, each of its operations is tried once more,
+alone, so that a bad one ends nobody else's; an operation may run twice and must therefore be idempotent; one that was
+submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from hitsend.core.errors import StorageFailed
+from hitsend.serve.database.connection import Database
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Operation = Callable[[AsyncConnection], Awaitable[T]]
+
+MAX_GROUP = 256
+"""Operations per transaction: bounds how long one commit can make the next one wait."""
+
+
+class _Item:
+    """An operation and the place where its result goes."""
+
+    __slots__ = ("future", "operation")
+
+    def __init__(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
+        self.operation = operation
+        self.future = future
+
+
+class Writer:
+    """A queue, and the task that empties it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.num_commits = 0
+        self.num_operations = 0
+
+    def start(self) -> None:
+        """Begin to write. Needs a running event loop."""
+        self._task = asyncio.create_task(self._run(), name="database writer")
+
+    async def stop(self) -> None:
+        """Write what was submitted, then end. Safe to call twice."""
+        self._is_closed = True
+        if self._task is not None:
+            self._queue.put_nowait(None)
+            await self._task
+            self._task = None
+
+    @property
+    def backlog(self) -> int:
+        """Operations that wait for their transaction."""
+        return self._queue.qsize()
+
+    def submit(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Queue an operation now, without waiting. The future has its result once committed, or StorageFailed."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            future.set_exception(StorageFailed("the database is closed: the server is shutting down"))
+        else:
+            self._queue.put_nowait(_Item(operation, future))
+        future.add_done_callback(_look_at)
+        return future
+
+    async def _run(self) -> None:
+        while (item := await self._queue.get()) is not None:
+            group = [item]
+            while len(group) < MAX_GROUP and not self._queue.empty():
+                following = self._queue.get_nowait()
+                if following is None:
+                    self._queue.put_nowait(None)
+                    break
+                group.append(following)
+            if await self._commit(group) is not None:
+                for alone in group:
+                    error = await self._commit([alone])
+                    if error is not None:
+                        _give_up(alone, error)
+
+    async def _commit(self, group: list[_Item]) -> BaseException | None:
+        # a task of its own holds whatever an operation raises, so that nothing can end the writer
+        task = asyncio.create_task(self._transact(group))
+        await asyncio.wait({task})
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            return error
+        self.num_commits += 1
+        self.num_operations += len(group)
+        for item, result in zip(group, task.result(), strict=True):
+            if not item.future.done():
+                item.future.set_result(result)
+        return None
+
+    async def _transact(self, group: list[_Item]) -> list[Any]:
+        async with self._database.writing() as connection:
+            return [await item.operation(connection) for item in group]
+
+
+def _give_up(item: _Item, error: BaseException) -> None:
+    logger.error("a write to the database failed twice", exc_info=error)
+    if not item.future.done():
+        failure = StorageFailed("the database did not take the write", retry_after_s=1.0)
+        failure.__cause__ = error
+        item.future.set_exception(failure)
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Somebody may have stopped waiting: an error nobody reads was logged already and is not reported again."""
+    if not future.cancelled():
+        future.exception()
