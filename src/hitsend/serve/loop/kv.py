@@ -1,0 +1,127 @@
+"""Cells and slots: what is taken, by whom, and the proof that nothing gets lost.
+
+Cells here are an accounting unit over libllama's cells (one cell: one token's attention KV), not paged memory: which
+physical cell holds a token is libllama's affair; this file only makes sure that it is never asked for more than it has.
+
+Enters: takings, growth, fillings, releases. Leaves: slot numbers, free counts, `check()`. Always true: free cells plus
+held cells are all cells, filled <= held <= cells_per_slot in every slot. Per-stream and unified mode need no branches:
+when num_cells == num_slots * cells_per_slot the shared count can't run out before the slot does. Next: `scheduler.py`.
+"""
+
+import heapq
+from collections.abc import Mapping
+
+
+class AccountingBroken(Exception):
+    """A bug in hitsend: cells or slots were asked for or given back twice."""
+
+
+class CellPool:
+    """The books over all slots and cells. A *held* cell is taken from the pool; it is *filled* once its token is computed."""
+
+    def __init__(self, num_slots: int, num_cells: int, cells_per_slot: int) -> None:
+        if num_cells > num_slots * cells_per_slot:
+            raise AccountingBroken(f"{num_cells} cells don't fit {num_slots} slots of {cells_per_slot}")
+        self.num_slots = num_slots
+        self.num_cells = num_cells
+        self.cells_per_slot = cells_per_slot
+        self.num_free_cells = num_cells
+        self._free_slots = list(range(num_slots))
+        self._held: dict[int, int] = {}
+        self._filled: dict[int, int] = {}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the slots compete for cells (unified mode)."""
+        return self.num_cells < self.num_slots * self.cells_per_slot
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens that one sequence can ever have, alone on the engine."""
+        return min(self.cells_per_slot, self.num_cells)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free_slots)
+
+    @property
+    def num_held_slots(self) -> int:
+        """Slots that somebody holds."""
+        return len(self._held)
+
+    @property
+    def num_held_cells(self) -> int:
+        """Cells that are not free, filled or not yet."""
+        return self.num_cells - self.num_free_cells
+
+    def is_free(self, slot: int) -> bool:
+        """Whether nobody holds the slot."""
+        return slot not in self._held
+
+    def can_take(self, num_cells: int) -> bool:
+        """Whether `take` would succeed now."""
+        return bool(self._free_slots) and num_cells <= min(self.num_free_cells, self.cells_per_slot)
+
+    def take(self, num_cells: int) -> int:
+        """Hold the lowest free slot and that many cells; returns the slot. Lowest first keeps the held ones together."""
+        if not self.can_take(num_cells):
+            raise AccountingBroken(f"{num_cells} cells asked, {self.num_free_cells} free, {self.num_free_slots} slots free")
+        slot = heapq.heappop(self._free_slots)
+        self._held[slot] = num_cells
+        self._filled[slot] = 0
+        self.num_free_cells -= num_cells
+        return slot
+
+    def hold_next(self, slot: int) -> bool:
+        """Make sure that the slot holds a cell for its next token; False when there is none left for it."""
+        if self._filled[slot] < self._held[slot]:
+            return True
+        if self.num_free_cells < 1 or self._held[slot] >= self.cells_per_slot:
+            return False
+        self._held[slot] += 1
+        self.num_free_cells -= 1
+        return True
+
+    def fill(self, slot: int, num_tokens: int) -> None:
+        """Tokens of this slot were computed into cells that it holds."""
+        filled = self._filled[slot] + num_tokens
+        if filled > self._held[slot]:
+            raise AccountingBroken(f"slot {slot} fills {filled} cells and holds {self._held[slot]}")
+        self._filled[slot] = filled
+
+    def release(self, slot: int) -> None:
+        """Give the slot and all its cells back."""
+        if slot not in self._held:
+            raise AccountingBroken(f"slot {slot} is not held")
+        self.num_free_cells += self._held.pop(slot)
+        del self._filled[slot]
+        heapq.heappush(self._free_slots, slot)
+
+    def move(self, source: int, target: int) -> None:
+        """The whole holding of one slot goes to a free one."""
+        if source not in self._held or target in self._held:
+            raise AccountingBroken(f"can't move slot {source} to slot {target}")
+        self._held[target] = self._held.pop(source)
+        self._filled[target] = self._filled.pop(source)
+        self._free_slots.remove(target)
+        self._free_slots.append(source)
+        heapq.heapify(self._free_slots)
+
+    def check(self, computed: Mapping[int, int] | None = None) -> list[str]:
+        """What is wrong with the books: nothing, or one sentence each.
+
+        `computed` (slot → computed tokens of the sequence that says it lives there) is compared with them where given.
+        """
+        problems = []
+        held = sum(self._held.values())
+        if held + self.num_free_cells != self.num_cells:
+            problems.append(f"{held} cells held and {self.num_free_cells} free are not {self.num_cells}")
+        if sorted([*self._free_slots, *self._held]) != list(range(self.num_slots)):
+            problems.append(f"free slots {sorted(self._free_slots)} and held slots {sorted(self._held)} are not all slots")
+        for slot, cells in sorted(self._held.items()):
+            if not 0 <= self._filled[slot] <= cells <= self.cells_per_slot:
+                problems.append(f"slot {slot}: {self._filled[slot]} filled, {cells} held, {self.cells_per_slot} at most")
+        if computed is not None and dict(computed) != self._filled:
+            problems.append(f"sequences computed {dict(sorted(computed.items()))}, slots hold {self._filled}")
+        return problems

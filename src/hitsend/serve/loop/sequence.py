@@ -1,0 +1,119 @@
+"""One running choice: its tokens, its counters, where it lives, and what it may still do.
+
+Enters: a `Submit` and which of its choices this is. Leaves: the one mutable object of the loop. Always true: the state
+changes through `core.lifecycle` only, computed tokens never overtake known tokens, and a slot is held exactly while
+running. Next: `kv.py`.
+"""
+
+from hitsend.core.lifecycle import State, advance
+from hitsend.serve.loop.messages import Submit
+from hitsend.serve.loop.sampler import Sampler
+
+
+class Sequence:
+    """One choice of one request, from the queue to its end.
+
+    `token_ids` are all known tokens, prompt first; the first `num_computed_tokens` of them are in the cache.
+    `arrival` numbers choices in the order of their submission and never repeats.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "arrival",
+        "choice",
+        "deadline_at",
+        "deadline_s",
+        "is_paused",
+        "last_step",
+        "max_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_prompt_tokens_computed",
+        "priority",
+        "request_id",
+        "sampler",
+        "slot",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(self, submit: Submit, choice: int, arrival: int, at: float) -> None:
+        self.request_id = submit.request_id
+        self.choice = choice
+        self.arrival = arrival
+        self.priority = submit.priority
+        self.max_tokens = submit.max_tokens
+        self.deadline_s = submit.deadline_s
+        self.deadline_at = at + submit.deadline_s
+        self.token_ids = list(submit.prompt_token_ids)
+        self.num_prompt_tokens = len(submit.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_prompt_tokens_computed = 0
+        self.sampler = Sampler(submit.sampling, submit.seeds[choice], submit.prompt_token_ids)
+        self.state = State.WAITING
+        self.slot: int | None = None
+        self.is_paused = False
+        self.admitted_at: float | None = None
+        self.last_step = 0
+
+    @property
+    def held_slot(self) -> int:
+        """The slot of a running sequence; asking any other one is a bug."""
+        if self.slot is None:
+            raise LookupError(f"{self.request_id}/{self.choice} is {self.state} and holds no slot")
+        return self.slot
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Sampled tokens that belong to the output."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens that the cache doesn't have yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest sampled token is pending."""
+        return self.num_output_tokens > 0 and self.num_pending_tokens == 1
+
+    @property
+    def queue_key(self) -> tuple[bool, int, int]:
+        """Order in the queue: the preempted first, then smaller priority numbers, then first come."""
+        return (self.state is not State.PREEMPTED, self.priority, self.arrival)
+
+    def cells_to_admit(self, reserve_tokens: int, limit: int) -> int:
+        """Cells to hold at admission: all known tokens, and a reserve of at least one but no more than it can use."""
+        left = self.max_tokens - self.num_output_tokens
+        return min(limit, len(self.token_ids) + max(1, min(reserve_tokens, left)))
+
+    def admit(self, slot: int, at: float) -> None:
+        """It runs from now on."""
+        self.state = advance(self.state, State.RUNNING)
+        self.slot = slot
+        if self.admitted_at is None:
+            self.admitted_at = at
+
+    def preempt(self) -> None:
+        """Its cache is gone; its known tokens stay and will be computed again."""
+        self.state = advance(self.state, State.PREEMPTED)
+        self.slot = None
+        self.num_computed_tokens = 0
+
+    def computed(self, num_tokens: int, step: int) -> None:
+        """So many more of its known tokens are in the cache."""
+        self.num_computed_tokens += num_tokens
+        prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
+        self.num_prompt_tokens_computed = max(self.num_prompt_tokens_computed, prompt_tokens)
+        self.last_step = step
+
+    def append(self, token_id: int) -> None:
+        """A sampled token becomes known."""
+        self.token_ids.append(token_id)
+        self.sampler.note(token_id)
+
+    def end(self, state: State) -> None:
+        """It is over; whoever calls gives slot and cells back."""
+        self.state = advance(self.state, state)
+        self.slot = None
