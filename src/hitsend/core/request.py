@@ -136,6 +136,18 @@ class TextLogprob(msgspec.Struct, frozen=True):
     top: tuple["TextLogprob", ...] = ()
 
 
+class Started(msgspec.Struct, frozen=True):
+    """The pipeline's first word: a hold was taken and an engine accepted the job. Until then an error has a status.
+
+    `created` is Unix seconds; `system_fingerprint` names what computes (model file and engine build), where known.
+    """
+
+    request_id: str
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
 

@@ -1,0 +1,117 @@
+"""One choice's tokens become the deltas that clients see.
+
+Enters: `SampledToken`s in any portions, then the reason why they end. Leaves: `Delta`s, and the events that tell what
+was held back. Always true: the texts joined are the answer; the logprob entries joined cover every token up to and
+including the one that completed a stop string, each sent with its text or before it; after the finishing delta nothing
+follows.
+Control tokens have no text: a client never sees a turn marker, and in logprobs they carry their name but no bytes.
+Next: `../stream/sse.py`.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from hitsend.core.events import Event, Held, StopMatched
+from hitsend.core.lifecycle import FinishReason
+from hitsend.core.request import Delta, SampledToken, TextLogprob
+from hitsend.serve.output.detokenize import Detokenizer
+from hitsend.serve.output.stop import StopMatcher
+
+
+class TokenTable(Protocol):
+    """The part of a vocabulary that turning tokens into text needs."""
+
+    @property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """Each token's bytes, by id."""
+        ...
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Tokens that steer the model and are no text."""
+        ...
+
+
+class Assembler:
+    """The text of one choice. Feed it until `is_finished`, or call `finish`; never both to the end."""
+
+    def __init__(
+        self, vocabulary: TokenTable, stop: tuple[str, ...] = (), *, want_logprobs: bool = False, index: int = 0
+    ) -> None:
+        self._bytes = vocabulary.token_bytes
+        self._control = vocabulary.control_ids
+        self._want_logprobs = want_logprobs
+        self._index = index
+        self._detokenizer = Detokenizer()
+        self._stops = StopMatcher(stop)
+        self._logprobs: list[TextLogprob] = []
+        self.num_tokens = 0
+        self.is_finished = False
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended this choice."""
+        return self._stops.matched
+
+    def feed(self, tokens: Iterable[SampledToken]) -> tuple[Delta | None, tuple[Event, ...]]:
+        """Take tokens, return what can be shown now (None: nothing yet) and what there is to record.
+
+        When a stop string completes, the delta is the finishing one, `num_tokens` stops at that token and the rest of
+        `tokens` (and everything fed later) is ignored: computed, but nobody's answer.
+        """
+        if self.is_finished:
+            return None, ()
+        shown: list[str] = []
+        events: list[Event] = []
+        for token in tokens:
+            shown.append(self._take(token, events))
+            if self._stops.matched is not None:
+                break
+        text = "".join(shown)
+        reason = FinishReason.STOP if self._stops.matched is not None else None
+        if not text and reason is None:
+            return None, tuple(events)
+        return self._delta(text, reason), tuple(events)
+
+    def finish(self, reason: FinishReason) -> Delta:
+        """No more tokens will come. Releases what was held; text that this completes to a stop string still stops."""
+        if self.is_finished:
+            raise ValueError(f"choice {self._index} has already finished")
+        text = self._stops.feed(self._detokenizer.finish())
+        self.is_finished = True
+        if self._stops.matched is not None:
+            return self._delta(text, FinishReason.STOP)
+        return self._delta(text + self._stops.finish(), reason)
+
+    def _take(self, token: SampledToken, events: list[Event]) -> str:
+        self.num_tokens += 1
+        if self._want_logprobs:
+            self._logprobs.append(self._as_text(token))
+        if token.token_id in self._control:
+            return ""
+        had_bytes, had_text = self._detokenizer.num_held_bytes, self._stops.held
+        text = self._stops.feed(self._detokenizer.feed(self._bytes[token.token_id]))
+        if self._stops.matched is not None:
+            self.is_finished = True
+            events.append(StopMatched(choice=self._index, stop=self._stops.matched, num_tokens=self.num_tokens))
+            return text
+        held_bytes, held_text = self._detokenizer.num_held_bytes, self._stops.held
+        if held_bytes and not had_bytes:
+            events.append(Held(choice=self._index, num_bytes=held_bytes, reason="partial_utf8"))
+        if held_text and not had_text:
+            events.append(Held(choice=self._index, num_bytes=len(held_text.encode()), reason="partial_stop"))
+        return text
+
+    def _delta(self, text: str, reason: FinishReason | None) -> Delta:
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        matched = self._stops.matched if reason is FinishReason.STOP else None
+        return Delta(index=self._index, text=text, logprobs=logprobs, finish_reason=reason, matched_stop=matched)
+
+    def _as_text(self, token: SampledToken) -> TextLogprob:
+        top = tuple(self._entry(candidate.token_id, candidate.logprob) for candidate in token.top)
+        return self._entry(token.token_id, 0.0 if token.logprob is None else token.logprob, top)
+
+    def _entry(self, token_id: int, logprob: float, top: tuple[TextLogprob, ...] = ()) -> TextLogprob:
+        data = self._bytes[token_id]
+        exact = () if token_id in self._control else tuple(data)
+        return TextLogprob(token=data.decode("utf-8", "replace"), logprob=logprob, bytes=exact, top=top)

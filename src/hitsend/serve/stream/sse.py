@@ -1,0 +1,31 @@
+"""Server-sent events, as bytes.
+
+Enters: JSON documents, already encoded. Leaves: frames. Always true: a frame is whole, holds one `data:` line and one
+empty line, and no character in it can be taken for a line end: JSON escapes the ASCII ones, this file the three others
+(U+0085, U+2028, U+2029) at which some readers split text. Next: `deliver.py`.
+"""
+
+PING = b": ping\n\n"
+"""A comment: readers skip it, proxies see a byte. Never sent inside a frame, because frames are written whole."""
+
+DONE = b"data: [DONE]\n\n"
+"""The last frame of a stream that ended well; a stream that ended badly has none."""
+
+CONTENT_TYPE = b"text/event-stream; charset=utf-8"
+
+HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-type", CONTENT_TYPE),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+"""nginx reads `x-accel-buffering` and lets the frames through; `no-transform` keeps proxies from compressing them."""
+
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def frame(document: bytes) -> bytes:
+    """One JSON document (no raw line breaks, which no JSON encoder leaves inside strings) as one event."""
+    if b"\xe2\x80" in document or b"\xc2\x85" in document:
+        for raw, escaped in _LINE_ENDS:
+            document = document.replace(raw, escaped)
+    return b"data: " + document + b"\n\n"
