@@ -47,6 +47,7 @@ class Assembler:
         self._logprobs: list[TextLogprob] = []
         self.num_tokens = 0
         self.is_finished = False
+        self.finish_reason: FinishReason | None = None
 
     @property
     def matched_stop(self) -> str | None:
@@ -104,6 +105,7 @@ class Assembler:
 
     def _delta(self, text: str, reason: FinishReason | None) -> Delta:
         logprobs, self._logprobs = tuple(self._logprobs), []
+        self.finish_reason = reason or self.finish_reason
         matched = self._stops.matched if reason is FinishReason.STOP else None
         return Delta(index=self._index, text=text, logprobs=logprobs, finish_reason=reason, matched_stop=matched)
 
