@@ -1,0 +1,82 @@
+"""The command line: one module per command.
+
+Enters: arguments. Leaves: an exit status; answers and `--json` documents on stdout, everything for the eye on stderr.
+Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
+commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
+a stage.
+Order of reading: `serve.py`, `send.py`, `waterfall.py`, `inspect.py`, `config.py`, `keys.py`, `usage.py`.
+"""
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import hitsend
+from hitsend.core.errors import ConfigError
+
+COMMANDS = {
+    "serve": "Serve a model over HTTP until stopped.",
+    "send": "Ask one question; show the answer and where its time went.",
+    "inspect": "Show one request's flight record, or list the recent ones.",
+    "keys": "Create, list and revoke API keys.",
+    "usage": "Add up the ledger.",
+    "config": "Show every setting and where its value came from.",
+}
+"""Every command, in the order of `--help`. Each lives in the module of its name and is that module's `app`."""
+
+
+class CallFailed(Exception):
+    """The server refused, broke off or isn't there: one line for a person, no traceback."""
+
+
+class _Lazy(TyperGroup):
+    """Knows every command's one-line help, and imports only the one that runs.
+
+    `Any` stands where typer's private copy of click has its types.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the base's signature)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (the base's signature)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            module = importlib.import_module(f"hitsend.cli.{name}")
+            command = typer.main.get_command(module.app)
+            command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=_Lazy, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hitsend {hitsend.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """What happens when you hit send: serve, ask, inspect, bill."""
+
+
+def main() -> None:
+    """The `hitsend` command. What a person can put right is said in one line, without a traceback."""
+    try:
+        app()
+    except (ConfigError, CallFailed) as error:
+        print(f"hitsend: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
