@@ -68,9 +68,9 @@ class Decoder(Protocol):
         ...
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
-        """Run the batch; return float32 logits [number of true wants_logits, vocab_size], the caller's to keep and change.
+        """Run the batch; return float32 logits [true wants_logits, vocab_size], the caller's to keep and change.
 
-        Raises DecoderFailed.
+        Raises DecoderFailed; where that isn't fatal, the cache is as it was before the call.
         """
         ...
 

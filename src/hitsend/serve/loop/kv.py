@@ -17,7 +17,7 @@ class AccountingBroken(Exception):
 
 
 class CellPool:
-    """The books over all slots and cells. A *held* cell is taken from the pool; it is *filled* once its token is computed."""
+    """The books over all slots and cells. A *held* cell is taken from the pool; it is *filled* by a computed token."""
 
     def __init__(self, num_slots: int, num_cells: int, cells_per_slot: int) -> None:
         if num_cells > num_slots * cells_per_slot:
@@ -64,9 +64,9 @@ class CellPool:
         return bool(self._free_slots) and num_cells <= min(self.num_free_cells, self.cells_per_slot)
 
     def take(self, num_cells: int) -> int:
-        """Hold the lowest free slot and that many cells; returns the slot. Lowest first keeps the held ones together."""
+        """Hold that many cells and the lowest free slot, and return it: lowest first keeps the held ones together."""
         if not self.can_take(num_cells):
-            raise AccountingBroken(f"{num_cells} cells asked, {self.num_free_cells} free, {self.num_free_slots} slots free")
+            raise AccountingBroken(f"{num_cells} cells: {self.num_free_cells} and {self.num_free_slots} slots are free")
         slot = heapq.heappop(self._free_slots)
         self._held[slot] = num_cells
         self._filled[slot] = 0
@@ -118,10 +118,10 @@ class CellPool:
         if held + self.num_free_cells != self.num_cells:
             problems.append(f"{held} cells held and {self.num_free_cells} free are not {self.num_cells}")
         if sorted([*self._free_slots, *self._held]) != list(range(self.num_slots)):
-            problems.append(f"free slots {sorted(self._free_slots)} and held slots {sorted(self._held)} are not all slots")
+            problems.append(f"slots {sorted(self._free_slots)} free and {sorted(self._held)} held are not all slots")
         for slot, cells in sorted(self._held.items()):
             if not 0 <= self._filled[slot] <= cells <= self.cells_per_slot:
-                problems.append(f"slot {slot}: {self._filled[slot]} filled, {cells} held, {self.cells_per_slot} at most")
+                problems.append(f"slot {slot}: {self._filled[slot]} filled, {cells} held, limit {self.cells_per_slot}")
         if computed is not None and dict(computed) != self._filled:
             problems.append(f"sequences computed {dict(sorted(computed.items()))}, slots hold {self._filled}")
         return problems

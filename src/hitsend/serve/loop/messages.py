@@ -155,7 +155,7 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
-    """Sent at least once a second and after each change at rest: proof of progress. `check` is what kv.check() found wrong."""
+    """Sent at least once a second and after each change at rest: proof of progress. `check`: what kv.check() found."""
 
     at: float
     step: int

@@ -101,7 +101,7 @@ class Sampler:
 
 
 def sample(logits: NDArray[np.float32], samplers: list[Sampler]) -> list[SampledToken | None]:
-    """One token per row; row i belongs to `samplers[i]`. None marks a row without a finite maximum. Changes `logits`."""
+    """One token per row; row i belongs to `samplers[i]`. None: the row has no finite maximum. Changes `logits`."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         if all(sampler.is_argmax for sampler in samplers):
             best = logits.argmax(axis=1)
@@ -125,7 +125,7 @@ def largest(row: Row, k: int) -> Ids:
         ids = np.arange(row.size)
     values = row[ids]
     edge = np.partition(values, values.size - k)[values.size - k]
-    return cast(Ids, ids[values >= edge])
+    return cast("Ids", ids[values >= edge])
 
 
 class _Counts:
@@ -160,7 +160,7 @@ def _weigh(values: Row, peak: float, temperature: float) -> Row:
     """Probabilities up to a common factor, in place; the best one weighs exactly 1."""
     values -= np.float32(peak)
     values /= np.float32(temperature)
-    return cast(Row, np.exp(values, out=values))
+    return cast("Row", np.exp(values, out=values))
 
 
 def _nucleus_edge(weights: Row, top_p: float) -> float:
@@ -187,7 +187,7 @@ def _pick(cumulative: Sums, uniform: float) -> int:
 
 
 def _draw_place(weights: Row, uniform: float) -> int:
-    """Draw one place. In a long row first a column and then a token in it: running sums over all of it would cost more."""
+    """Draw one place; in a long row first a column, then a token in it: running sums over all of it would cost more."""
     if weights.size <= COLUMNS:
         return _pick(weights.astype(np.float64).cumsum(), uniform)
     whole = weights.size - weights.size % COLUMNS

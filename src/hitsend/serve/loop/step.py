@@ -1,0 +1,365 @@
+"""The loop itself: take commands, schedule, decode, sample, report.
+
+When a batch fails and the decoder says that it isn't fatal (nothing of it was kept), it is tried again in halves until
+the sequences that can't be computed stand alone; only these end, with `engine_failed`. A fatal failure goes up: the
+child process has to go. Logits that are no numbers end their own sequence only.
+
+Enters: commands, a `Decoder`, a `Clock`. Leaves: reports. Always true: nothing here waits; `step()` hands over what is
+due at once before it computes anything; each submitted choice gets exactly one `Done`; the same commands at the same
+instants give the same reports. Next: `../engine/worker.py`, which drives this in the child process.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ServeError,
+    ServerOverloaded,
+    ShuttingDown,
+)
+from hitsend.core.lifecycle import FinishReason, State
+from hitsend.core.request import SampledToken
+from hitsend.serve.loop.decoder import Batch, Decoder, DecoderFailed
+from hitsend.serve.loop.kv import CellPool
+from hitsend.serve.loop.messages import (
+    Abort,
+    Command,
+    Done,
+    Pause,
+    Pulse,
+    Report,
+    Resume,
+    Row,
+    StepReport,
+    Submit,
+    WasAdmitted,
+    WasPreempted,
+    WasQueued,
+)
+from hitsend.serve.loop.sampler import sample
+from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
+from hitsend.serve.loop.sequence import Sequence
+
+RETRY_AFTER_S = (1.0, 60.0)
+"""Bounds of what is advised to a request that found no place."""
+
+_ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELLED}
+
+
+class Loop:
+    """The state of one engine between two steps. `cells` in reports are held cells: filled ones and reserves."""
+
+    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock) -> None:
+        self._decoder = decoder
+        self._limits = limits
+        self._clock = clock
+        self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
+        self._roster = Roster(self._kv, limits.reserve_tokens)
+        self._live: dict[str, list[Sequence]] = {}
+        self._outbox: list[Report] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+        self._preemptions = 0
+        self._mean_run_s = RETRY_AFTER_S[0]
+        self._is_shut = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step()` has something to say or to compute now.
+
+        False also while everything that runs is paused and holds the cells that the queue needs: look again after a
+        command, or within a second for the deadlines.
+        """
+        roster = self._roster
+        if self._outbox or any(not sequence.is_paused for sequence in roster.running):
+            return True
+        head = roster.next_waiting()
+        return head is not None and (roster.can_admit(head) or bool(self._overdue(self._clock.now())))
+
+    def handle(self, command: Command) -> None:
+        """Apply one command; what there is to say about it comes with the next `step()`. Unknown ids are ignored."""
+        if isinstance(command, Submit):
+            self._submit(command)
+        elif isinstance(command, Abort):
+            for sequence in self._sequences(command.request_id):
+                if command.choice in (None, sequence.choice):
+                    self._outbox.append(self._end(sequence, FinishReason.CANCELLED))
+        elif isinstance(command, Pause | Resume):
+            for sequence in self._sequences(command.request_id):
+                sequence.is_paused = isinstance(command, Pause)
+        else:
+            self._is_shut = True
+            error = ShuttingDown("The engine is shutting down.")
+            for sequence in [*self._roster.running, *self._roster.waiting]:
+                self._outbox.append(self._end(sequence, FinishReason.ERROR, error))
+
+    def step(self) -> list[Report]:
+        """Hand over what is due at once, or else run the model once. Raises DecoderFailed where that is fatal."""
+        now = self._clock.now()
+        for sequence in self._overdue(now):
+            self._outbox.append(self._end(sequence, FinishReason.ERROR, self._overload(sequence)))
+        if self._outbox:
+            reports, self._outbox = self._outbox, []
+            return reports
+        plan = StepPlan(self._steps, now, min(self._limits.step_tokens, self._decoder.max_batch_tokens))
+        schedule(self._roster, plan)
+        reports = self._announce(plan)
+        if not plan.shares:
+            return reports
+        for move in close_gaps(self._roster, plan):
+            self._decoder.move(move.source, move.target)
+        reports.append(self._compute(plan))
+        if self._limits.check_every_step:
+            pulse = self.pulse()
+            if pulse.check is not None:
+                reports.append(pulse)
+        return reports
+
+    def pulse(self) -> Pulse:
+        """Figures of this moment, with a check of the books."""
+        computed = {each.held_slot: each.num_computed_tokens for each in self._roster.running}
+        return Pulse(
+            at=self._clock.now(),
+            step=self._steps,
+            num_waiting=len(self._roster.waiting),
+            num_running=len(self._roster.running),
+            cells_used=self._kv.num_held_cells,
+            slots_used=self._kv.num_held_slots,
+            prefill_tokens_total=self._prefill_tokens,
+            decode_tokens_total=self._decode_tokens,
+            preemptions_total=self._preemptions,
+            check="; ".join(self._kv.check(computed)) or None,
+        )
+
+    # Commands
+
+    def _sequences(self, request_id: str) -> list[Sequence]:
+        return list(self._live.get(request_id, ()))
+
+    def _submit(self, submit: Submit) -> None:
+        if submit.request_id in self._live or not submit.seeds:
+            return
+        now = self._clock.now()
+        error = self._refusal(submit)
+        if error is not None:
+            choices = range(len(submit.seeds))
+            self._outbox.extend(_done(submit.request_id, choice, now, error) for choice in choices)
+            return
+        sequences = [Sequence(submit, choice, self._arrivals + choice, now) for choice in range(len(submit.seeds))]
+        self._arrivals += len(sequences)
+        self._live[submit.request_id] = sequences
+        for sequence in sequences:
+            self._roster.enqueue(sequence)
+        num_waiting, num_running = len(self._roster.waiting), len(self._roster.running)
+        self._outbox.append(WasQueued(submit.request_id, now, num_waiting, num_running))
+
+    def _refusal(self, submit: Submit) -> ServeError | None:
+        if self._is_shut:
+            return ShuttingDown("The engine is shutting down.")
+        invalid = _invalid(submit, self._decoder.vocab_size)
+        if invalid is not None:
+            return InvalidRequest(invalid)
+        num_prompt_tokens, limit = len(submit.prompt_token_ids), self._kv.max_sequence_tokens
+        if num_prompt_tokens + 1 > limit:
+            return ContextLengthExceeded(
+                f"The prompt has {num_prompt_tokens} tokens; with at least 1 for the answer that is more than the "
+                f"{limit} that one sequence can have here.",
+                param="messages",
+            )
+        num_waiting, places = len(self._roster.waiting), self._limits.max_waiting + self._kv.num_free_slots
+        if num_waiting + len(submit.seeds) > places:
+            return ServerOverloaded(
+                f"The queue is full: {num_waiting} waiting, {len(submit.seeds)} more, room for {places}.",
+                retry_after_s=self._retry_after_s(),
+            )
+        return None
+
+    # One step
+
+    def _overdue(self, now: float) -> list[Sequence]:
+        waiting = self._roster.waiting
+        return [s for s in waiting if s.state is State.WAITING and not s.is_paused and now > s.deadline_at]
+
+    def _announce(self, plan: StepPlan) -> list[Report]:
+        reports: list[Report] = []
+        for lost in plan.preemptions:
+            self._decoder.release(lost.slot)
+            self._preemptions += 1
+            who = lost.sequence
+            reports.append(WasPreempted(who.request_id, who.choice, plan.at, lost.num_computed_tokens))
+        for won in plan.admissions:
+            who = won.sequence
+            reports.append(
+                WasAdmitted(who.request_id, who.choice, plan.at, won.slot, won.cells_free, won.cells_reserved)
+            )
+        return reports
+
+    def _compute(self, plan: StepPlan) -> StepReport:
+        self._steps += 1
+        failed: list[tuple[Share, DecoderFailed]] = []
+        before = self._clock.now()
+        results = self._decode(plan.shares, failed)
+        decode_s = self._clock.now() - before
+        rows: list[Row] = []
+        done: list[Done] = []
+        for shares, logits in results:
+            self._advance(shares, logits, rows, done)
+        for share, failure in failed:
+            error = EngineFailed(f"The engine could not compute this request: {failure}")
+            done.append(self._end(share.sequence, FinishReason.ERROR, error))
+        return StepReport(
+            step=self._steps,
+            started_at=plan.at,
+            ended_at=self._clock.now(),
+            decode_s=decode_s,
+            rows=tuple(rows),
+            done=tuple(done),
+            num_waiting=len(self._roster.waiting),
+            num_running=len(self._roster.running),
+            cells_used=self._kv.num_held_cells,
+        )
+
+    def _decode(
+        self, shares: list[Share], failed: list[tuple[Share, DecoderFailed]]
+    ) -> list[tuple[list[Share], NDArray[np.float32]]]:
+        batch = build_batch(shares)
+        try:
+            logits = self._decoder.decode(batch)
+        except DecoderFailed as failure:
+            if failure.is_fatal:
+                raise
+            if len(shares) == 1:
+                failed.append((shares[0], failure))
+                return []
+            half = len(shares) // 2
+            return self._decode(shares[:half], failed) + self._decode(shares[half:], failed)
+        expected = (int(batch.wants_logits.sum()), self._decoder.vocab_size)
+        if logits.shape != expected:
+            raise DecoderFailed(f"logits of shape {logits.shape}, expected {expected}", is_fatal=True)
+        return [(shares, logits)]
+
+    def _advance(self, shares: list[Share], logits: NDArray[np.float32], rows: list[Row], done: list[Done]) -> None:
+        for share in shares:
+            share.sequence.computed(share.num_tokens, self._steps)
+            self._kv.fill(share.sequence.held_slot, share.num_tokens)
+        samplers = [share.sequence.sampler for share in shares if share.sequence.num_pending_tokens == 0]
+        tokens = iter(sample(logits, samplers))
+        for share in shares:
+            sequence = share.sequence
+            prefill_tokens, decode_tokens = (0, share.num_tokens) if share.is_decode else (share.num_tokens, 0)
+            self._prefill_tokens += prefill_tokens
+            self._decode_tokens += decode_tokens
+            sampled: tuple[SampledToken, ...] = ()
+            if sequence.num_pending_tokens == 0:
+                token = next(tokens)
+                end = self._accept(sequence, token)
+                if token is not None and token.token_id not in self._decoder.end_token_ids:
+                    sampled = (token,)
+                if end is not None:
+                    done.append(end)
+            rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled))
+
+    def _accept(self, sequence: Sequence, token: SampledToken | None) -> Done | None:
+        if token is None:
+            return self._end(sequence, FinishReason.ERROR, EngineFailed("The model's logits are not numbers."))
+        if token.token_id in self._decoder.end_token_ids:
+            return self._end(sequence, FinishReason.STOP)
+        sequence.append(token.token_id)
+        is_full = len(sequence.token_ids) >= self._kv.max_sequence_tokens
+        if is_full or sequence.num_output_tokens >= sequence.max_tokens:
+            return self._end(sequence, FinishReason.LENGTH)
+        return None
+
+    # Endings
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: ServeError | None = None) -> Done:
+        now = self._clock.now()
+        slot = self._roster.drop(sequence)
+        if slot is not None:
+            self._decoder.release(slot)
+        sequence.end(_ENDS.get(reason, State.FINISHED))
+        siblings = self._live[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._live[sequence.request_id]
+        if sequence.admitted_at is not None:
+            self._mean_run_s += (now - sequence.admitted_at - self._mean_run_s) / 8
+        return Done(
+            request_id=sequence.request_id,
+            choice=sequence.choice,
+            at=now,
+            reason=reason.value,
+            num_prompt_tokens_computed=sequence.num_prompt_tokens_computed,
+            num_output_tokens=sequence.num_output_tokens,
+            code=error.code if error else None,
+            message=error.message if error else None,
+            retry_after_s=error.retry_after_s if error else None,
+        )
+
+    def _overload(self, sequence: Sequence) -> ServerOverloaded:
+        return ServerOverloaded(
+            f"Waited longer than {sequence.deadline_s:g} s for a place.", retry_after_s=self._retry_after_s()
+        )
+
+    def _retry_after_s(self) -> float:
+        """When the queue of now would be served, if each place takes as long as the recent ones did on average."""
+        rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
+        low, high = RETRY_AFTER_S
+        return min(high, max(low, round(rounds * self._mean_run_s, 1)))
+
+
+def build_batch(shares: list[Share]) -> Batch:
+    """The arrays for the decoder; `shares` are sorted by slot. Only a sequence's last known token wants logits."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wants_logits: list[bool] = []
+    for share in shares:
+        sequence = share.sequence
+        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + share.num_tokens
+        token_ids += sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots += [sequence.held_slot] * share.num_tokens
+        wants_logits += [False] * (share.num_tokens - 1)
+        wants_logits.append(end == len(sequence.token_ids))
+    return Batch(
+        np.array(token_ids, dtype=np.int32),
+        np.array(positions, dtype=np.int32),
+        np.array(slots, dtype=np.int32),
+        np.array(wants_logits, dtype=np.bool_),
+    )
+
+
+def _done(request_id: str, choice: int, at: float, error: ServeError) -> Done:
+    return Done(
+        request_id=request_id,
+        choice=choice,
+        at=at,
+        reason=FinishReason.ERROR.value,
+        num_prompt_tokens_computed=0,
+        num_output_tokens=0,
+        code=error.code,
+        message=error.message,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def _invalid(submit: Submit, vocab_size: int) -> str | None:
+    """What the edge should never have let through; here it would stop the process or everybody's batch."""
+    prompt = submit.prompt_token_ids
+    if not prompt:
+        return "The prompt has no tokens."
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        return f"The prompt has tokens from {min(prompt)} to {max(prompt)}; the vocabulary ends at {vocab_size - 1}."
+    if submit.max_tokens < 1:
+        return f"max_tokens is {submit.max_tokens}; it has to be at least 1."
+    outside = [token for token, _ in submit.sampling.logit_bias if not 0 <= token < vocab_size]
+    if outside:
+        return f"logit_bias names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
+    return None
