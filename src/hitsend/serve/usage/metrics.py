@@ -1,0 +1,229 @@
+"""Everything Prometheus may ask for. The only file that knows prometheus_client.
+
+Enters: figures of finished requests, HTTP answers, steps and the engine's state. Leaves: the text of `/metrics`. Always
+true: a registry of its own, nothing global; labels come from bounded sets (models beyond `MAX_MODELS` and routes beyond
+`MAX_ROUTES` are counted as `other`); no label holds anything a client typed; counters never fall, also when a restarted
+engine counts from 0 again. `docs` of each name is its help text. Next: `serve/app.py`.
+"""
+
+from typing import Literal, Protocol
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+MAX_MODELS = 64
+MAX_ROUTES = 64
+
+SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+"""Between tokens: a GPU decodes at 5 to 50 ms a token, a laptop's CPU at 10 to 300."""
+WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""Queue, prefill and first token: milliseconds when idle, minutes for long prompts under load."""
+WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0)
+"""A whole request."""
+HTTP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class RequestFigures(msgspec.Struct, frozen=True):
+    """One ended request. Times in seconds, None where it never got so far.
+
+    `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
+    the times between following tokens of one choice. `error_code` is a ServeError's.
+    """
+
+    model: str
+    wall_s: float
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    gaps_s: tuple[float, ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    error_code: str | None = None
+    cancelled_during: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    discarded_tokens: int = 0
+    cost_microusd: int = 0
+
+
+class EngineFigures(Protocol):
+    """What `set_engine` reads: the fields of an engine's `EngineState`."""
+
+    @property
+    def is_ready(self) -> bool: ...  # noqa: D102  # the names are explained where EngineState is
+    @property
+    def restarts(self) -> int: ...  # noqa: D102
+    @property
+    def running(self) -> int: ...  # noqa: D102
+    @property
+    def waiting(self) -> int: ...  # noqa: D102
+    @property
+    def cells_total(self) -> int: ...  # noqa: D102
+    @property
+    def cells_used(self) -> int: ...  # noqa: D102
+    @property
+    def slots_total(self) -> int: ...  # noqa: D102
+    @property
+    def slots_used(self) -> int: ...  # noqa: D102
+    @property
+    def preemptions_total(self) -> int: ...  # noqa: D102
+    @property
+    def progress_age_s(self) -> float: ...  # noqa: D102
+
+
+class _Bounded:
+    """The first `limit` values stay themselves, later ones become `other`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) >= self._limit:
+            return "other"
+        self._known.add(value)
+        return value
+
+
+class Metrics:
+    """All series of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._model = _Bounded(MAX_MODELS)
+        self._route = _Bounded(MAX_ROUTES)
+        self._last: dict[tuple[str, str], int] = {}
+        self._define_times()
+        self._define_requests()
+        self._define_engine()
+
+    def observe_request(self, figures: RequestFigures) -> None:
+        """Count a request that has ended. Call once per request."""
+        model = self._model(figures.model)
+        self._request_s.labels(model).observe(figures.wall_s)
+        for histogram, seconds in (
+            (self._queue_s, figures.queue_s),
+            (self._prefill_s, figures.prefill_s),
+            (self._ttft_s, figures.ttft_s),
+            (self._tpot_s, figures.tpot_s),
+        ):
+            if seconds is not None:
+                histogram.labels(model).observe(seconds)
+        between = self._itl_s.labels(model)
+        for gap in figures.gaps_s:
+            between.observe(gap)
+        for reason in figures.finish_reasons:
+            self._finished.labels(model, reason).inc()
+        if figures.error_code is not None:
+            self._errors.labels(figures.error_code).inc()
+        if figures.cancelled_during is not None:
+            self._cancelled.labels(figures.cancelled_during).inc()
+        self._count_tokens(model, figures)
+
+    def observe_http(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
+        known = self._route(route)
+        self._http.labels(known, str(status)).inc()
+        self._http_s.labels(known).observe(seconds)
+
+    def observe_step(self, prefill_tokens: int, decode_tokens: int, engine: str = "embedded") -> None:
+        """Count what one pass through the model computed."""
+        self._computed.labels(engine, "prefill").inc(prefill_tokens)
+        self._computed.labels(engine, "decode").inc(decode_tokens)
+        self._steps.labels(engine).inc()
+
+    def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
+        """Take over an engine's figures of this moment (before each scrape)."""
+        self._up.labels(engine).set(1 if state.is_ready else 0)
+        self._progress_age_s.labels(engine).set(state.progress_age_s)
+        self._running.labels(engine).set(state.running)
+        self._waiting.labels(engine).set(state.waiting)
+        self._cells_used.labels(engine).set(state.cells_used)
+        self._cells_total.labels(engine).set(state.cells_total)
+        self._slots_used.labels(engine).set(state.slots_used)
+        self._slots_total.labels(engine).set(state.slots_total)
+        self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
+        self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
+
+    def set_storage(self, holds_open: int, backlog: int, records_dropped: int) -> None:
+        """Take over the ledger's and the record store's figures (before each scrape)."""
+        self._holds_open.set(holds_open)
+        self._backlog.set(backlog)
+        self._catch_up(self._records_dropped, ("records_dropped", ""), records_dropped)
+
+    def render(self) -> bytes:
+        """The exposition text; its content type is `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    def _count_tokens(self, model: str, figures: RequestFigures) -> None:
+        self._tokens.labels(model, "prompt").inc(figures.prompt_tokens)
+        self._tokens.labels(model, "completion").inc(figures.completion_tokens)
+        self._cached.labels(model).inc(figures.cached_tokens)
+        self._discarded.labels(model).inc(figures.discarded_tokens)
+        self._cost.labels(model).inc(figures.cost_microusd)
+
+    def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
+        # a total below the last one comes from a process that began again at 0
+        last = self._last.get(key, 0)
+        self._last[key] = total
+        counter.inc(total - last if total >= last else total)
+
+    def _define_times(self) -> None:
+        self._ttft_s = self._histogram(
+            "hitsend_time_to_first_token_seconds", "From arrival to the first token.", WAIT_S
+        )
+        self._tpot_s = self._histogram(
+            "hitsend_time_per_output_token_seconds", "Mean time per token after the first, per request.", SHORT_S
+        )
+        self._itl_s = self._histogram(
+            "hitsend_inter_token_latency_seconds", "Time between following tokens of a choice.", SHORT_S
+        )
+        self._queue_s = self._histogram("hitsend_queue_seconds", "Waiting for cells and a slot.", WAIT_S)
+        self._prefill_s = self._histogram("hitsend_prefill_seconds", "Computing the prompt.", WAIT_S)
+        self._request_s = self._histogram("hitsend_request_seconds", "From arrival to the last byte.", WHOLE_S)
+        self._http_s = self._histogram("hitsend_http_seconds", "HTTP answers, by route.", HTTP_S, label="route")
+
+    def _define_requests(self) -> None:
+        self._finished = self._counter("hitsend_choices_finished", "Choices by finish reason.", "model", "reason")
+        self._errors = self._counter("hitsend_request_errors", "Requests that ended in an error, by code.", "code")
+        self._cancelled = self._counter(
+            "hitsend_requests_cancelled", "Requests cancelled, by the state they were in.", "during"
+        )
+        self._tokens = self._counter("hitsend_tokens_billed", "Tokens in ledger rows.", "model", "kind")
+        self._cached = self._counter("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
+        self._discarded = self._counter("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
+        self._cost = self._counter("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
+        self._http = self._counter("hitsend_http_requests", "HTTP answers.", "route", "code")
+        self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
+        self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
+        self._records_dropped = self._counter("hitsend_records_dropped", "Flight records that were not stored.")
+
+    def _define_engine(self) -> None:
+        self._up = self._gauge("hitsend_engine_up", "1 when the engine can serve.")
+        self._progress_age_s = self._gauge("hitsend_engine_progress_age_seconds", "Since the engine last showed life.")
+        self._running = self._gauge("hitsend_requests_running", "Choices with cells.")
+        self._waiting = self._gauge("hitsend_requests_waiting", "Choices waiting for cells.")
+        self._cells_used = self._gauge("hitsend_kv_cells_used", "KV cells in use (one cell is one token).")
+        self._cells_total = self._gauge("hitsend_kv_cells", "KV cells there are.")
+        self._slots_used = self._gauge("hitsend_slots_used", "Sequence slots in use.")
+        self._slots_total = self._gauge("hitsend_slots", "Sequence slots there are.")
+        self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
+        self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
+        self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *, label: Literal["model", "route"] = "model"
+    ) -> Histogram:
+        return Histogram(name, text, [label], buckets=buckets, registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["engine"], registry=self._registry)

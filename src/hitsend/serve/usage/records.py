@@ -1,0 +1,220 @@
+"""Flight records that were closed: the newest in memory, all of them on disk for a while.
+
+Enters: a record's JSON and its summary. Leaves: the same. Always true: `put` never waits and never fails (a record that
+can't be stored is counted and dropped, a request never ends badly because of its record); memory is bounded by the
+ring's length and bytes, disk by age and number; a request id belongs to the key that used it first, so that nobody can
+overwrite another caller's record, nor their own once it was billed. Next: `metrics.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections import OrderedDict
+from functools import partial
+
+import msgspec
+from sqlalchemy import Table, and_, bindparam, delete, func, insert, or_, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import StorageFailed
+from hitsend.serve.database.connection import Database
+from hitsend.serve.database.schema import RECORDS
+from hitsend.serve.database.writer import Writer
+from hitsend.settings import RecordSettings
+
+logger = logging.getLogger(__name__)
+
+RING_BYTES = 64 * 1024 * 1024
+MAX_PENDING = 2000
+"""Records waiting for the disk; beyond it they are dropped from disk (and counted), not from the ring."""
+FLUSH_S = 0.2
+PRUNE_S = 60.0
+PRUNE_ROWS = 1000
+"""Rows deleted per transaction: a clean-up never holds up a settlement for long."""
+
+
+class RecordSummary(msgspec.Struct, frozen=True):
+    """What lists and filters need of a record. `received_at` is seconds since the epoch."""
+
+    request_id: str
+    received_at: float
+    state: str
+    finish_reason: str | None
+    error_code: str | None
+    model: str | None
+    key_id: str | None
+    key_name: str
+    wall_ms: float
+    prompt_tokens: int
+    completion_tokens: int
+    cost_microusd: int
+
+    @property
+    def is_billed(self) -> bool:
+        """Whether tokens stand in the ledger for it."""
+        return self.prompt_tokens > 0 or self.completion_tokens > 0
+
+
+_COLUMNS = tuple(RECORDS.c[name] for name in RecordSummary.__struct_fields__)
+_THIS = bindparam("this_request", type_=RECORDS.c.request_id.type)
+_THIS_KEY = bindparam("this_key", type_=RECORDS.c.key_id.type)
+_OUTDATED = delete(RECORDS).where(
+    and_(
+        RECORDS.c.request_id == _THIS,
+        or_(RECORDS.c.key_id == _THIS_KEY, and_(RECORDS.c.key_id.is_(None), _THIS_KEY.is_(None))),
+        RECORDS.c.prompt_tokens == 0,
+        RECORDS.c.completion_tokens == 0,
+    )
+)
+
+
+class RecordStore:
+    """The ring, and the way to the disk."""
+
+    def __init__(self, database: Database, writer: Writer, clock: Clock, settings: RecordSettings) -> None:
+        self._database = database
+        self._writer = writer
+        self._clock = clock
+        self._settings = settings
+        self._ring: OrderedDict[str, tuple[RecordSummary, bytes]] = OrderedDict()
+        self._ring_bytes = 0
+        self._pending: list[tuple[RecordSummary, bytes]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._pruned_at: float | None = None
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        """Begin to store in the background. The writer must run."""
+        self._task = asyncio.create_task(self._keep_storing(), name="record store")
+
+    async def stop(self) -> None:
+        """Store what is pending, then end. Call before the writer stops. Safe to call twice."""
+        if self._task is not None:
+            self._stopping.set()
+            await self._task
+            self._task = None
+        await self.flush()
+
+    def put(self, summary: RecordSummary, body: bytes) -> None:
+        """Take a closed record, without waiting."""
+        kept = self._ring.get(summary.request_id)
+        if kept is not None and (kept[0].key_id != summary.key_id or kept[0].is_billed):
+            self.num_dropped += 1
+            return
+        if kept is not None:
+            self._ring_bytes -= len(kept[1])
+            del self._ring[summary.request_id]
+        self._ring[summary.request_id] = (summary, body)
+        self._ring_bytes += len(body)
+        while len(self._ring) > self._settings.ring or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
+            _, (_, dropped) = self._ring.popitem(last=False)
+            self._ring_bytes -= len(dropped)
+        if len(self._pending) < MAX_PENDING:
+            self._pending.append((summary, body))
+        else:
+            self.num_dropped += 1
+
+    async def get(self, request_id: str) -> bytes | None:
+        """A record's JSON. Raises StorageFailed when the disk must be asked and can't be read."""
+        kept = self._ring.get(request_id)
+        if kept is not None:
+            return kept[1]
+        for summary, body in reversed(self._pending):
+            if summary.request_id == request_id:
+                return body
+        try:
+            async with self._database.reading() as connection:
+                query = select(RECORDS.c.body).where(RECORDS.c.request_id == request_id)
+                packed = (await connection.execute(query)).scalar()
+        except SQLAlchemyError as error:
+            raise StorageFailed("stored records can't be read now", retry_after_s=1.0) from error
+        return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
+
+    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
+        """The newest summaries, newest first; only that key's, if given. Raises StorageFailed."""
+        newest = [kept for kept, _ in self._ring.values() if key_id is None or kept.key_id == key_id]
+        if len(newest) < limit:
+            seen = {kept.request_id for kept in newest}
+            newest += [kept for kept in await self._stored(limit, key_id) if kept.request_id not in seen]
+        return tuple(sorted(newest, key=lambda kept: kept.received_at, reverse=True)[:limit])
+
+    async def flush(self) -> None:
+        """Write pending records in one transaction."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        rows = await asyncio.to_thread(_pack, pending)
+        try:
+            await self._writer.submit(partial(_store, rows=rows))
+        except StorageFailed:
+            self.num_dropped += len(rows)
+            logger.warning("%d flight records could not be stored", len(rows))
+
+    async def prune(self) -> int:
+        """Delete records that are too old or too many, in small steps; returns how many. Raises StorageFailed."""
+        oldest = self._clock.wall() - self._settings.retention_days * 86_400
+        total = 0
+        while deleted := await self._writer.submit(partial(_prune, oldest=oldest, most=self._settings.max_stored)):
+            total += deleted
+        return total
+
+    async def _stored(self, limit: int, key_id: str | None) -> tuple[RecordSummary, ...]:
+        query = select(*_COLUMNS).order_by(RECORDS.c.received_at.desc()).limit(limit + len(self._ring))
+        if key_id is not None:
+            query = query.where(RECORDS.c.key_id == key_id)
+        try:
+            async with self._database.reading() as connection:
+                return tuple(RecordSummary(*row) for row in await connection.execute(query))
+        except SQLAlchemyError as error:
+            raise StorageFailed("stored records can't be read now", retry_after_s=1.0) from error
+
+    async def _keep_storing(self) -> None:
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), FLUSH_S)
+            await self.flush()
+            now = self._clock.now()
+            if self._pruned_at is None or now - self._pruned_at >= PRUNE_S:
+                self._pruned_at = now
+                try:
+                    await self.prune()
+                except StorageFailed:
+                    logger.warning("old flight records could not be deleted: will try again")
+
+
+def _pack(records: list[tuple[RecordSummary, bytes]]) -> list[dict[str, object]]:
+    # level 1: a record of 60 KB shrinks about tenfold in a millisecond, higher levels gain little
+    return [msgspec.structs.asdict(summary) | {"body": zlib.compress(body, 1)} for summary, body in records]
+
+
+async def _store(connection: AsyncConnection, rows: list[dict[str, object]]) -> None:
+    newest = {str(row["request_id"]): row for row in rows}
+    mine = [{"this_request": row["request_id"], "this_key": row["key_id"]} for row in newest.values()]
+    await connection.execute(_OUTDATED, mine)
+    standing = set(
+        (await connection.execute(select(RECORDS.c.request_id).where(RECORDS.c.request_id.in_(newest)))).scalars()
+    )
+    if fresh := [row for request_id, row in newest.items() if request_id not in standing]:
+        await connection.execute(insert(RECORDS), fresh)
+
+
+async def _prune(connection: AsyncConnection, oldest: float, most: int) -> int:
+    """One small step; 0 when nothing is left to delete."""
+    count = (await connection.execute(select(func.count()).select_from(RECORDS))).scalar_one()
+    expired = select(RECORDS.c.request_id).where(RECORDS.c.received_at < oldest).limit(PRUNE_ROWS)
+    deleted = await _delete(connection, RECORDS, list((await connection.execute(expired)).scalars()))
+    surplus = min(count - deleted - most, PRUNE_ROWS - deleted)
+    if surplus > 0:
+        first = select(RECORDS.c.request_id).order_by(RECORDS.c.received_at).limit(surplus)
+        deleted += await _delete(connection, RECORDS, list((await connection.execute(first)).scalars()))
+    return deleted
+
+
+async def _delete(connection: AsyncConnection, table: Table, request_ids: list[str]) -> int:
+    if request_ids:
+        await connection.execute(delete(table).where(table.c.request_id.in_(request_ids)))
+    return len(request_ids)

@@ -1,0 +1,120 @@
+"""What was used and what it cost: the ledger, added up.
+
+Enters: an open database and, if wanted, a range of UTC days. Leaves: a `UsageReport`. Always true: sums are integers
+and computed by the database from settled rows only; the parts of each grouping add up to the total. Next: `records.py`.
+"""
+
+from datetime import date
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Integer, Select, cast, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from hitsend.serve.database.connection import Database
+from hitsend.serve.database.schema import HOLDS, LEDGER
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Sums over some rows. `estimated_rows` counts those whose figures are not the engine's own."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    discarded_tokens: int = 0
+    cost_microusd: int = 0
+    estimated_rows: int = 0
+
+
+class ModelTotals(msgspec.Struct, frozen=True):
+    """One served model."""
+
+    model: str
+    totals: Totals
+
+
+class CallerTotals(msgspec.Struct, frozen=True):
+    """One key (null: the anonymous local principal)."""
+
+    key_id: str | None
+    name: str
+    user: str | None
+    app: str | None
+    org: str | None
+    totals: Totals
+
+
+class DayTotals(msgspec.Struct, frozen=True):
+    """One UTC day."""
+
+    day: str
+    totals: Totals
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """The whole answer of `hitsend usage --json`."""
+
+    since: str | None = None
+    until: str | None = None
+    totals: Totals = Totals()
+    by_model: tuple[ModelTotals, ...] = ()
+    by_caller: tuple[CallerTotals, ...] = ()
+    by_day: tuple[DayTotals, ...] = ()
+    holds_open: int = 0
+
+
+_CALLER = (
+    LEDGER.c.key_id,
+    LEDGER.c.key_name,
+    LEDGER.c.user_name,
+    LEDGER.c.app_name,
+    LEDGER.c.org_name,
+)
+
+
+async def usage_report(database: Database, since: date | None = None, until: date | None = None) -> UsageReport:
+    """Add up the rows settled from `since` to `until`, both days included."""
+    async with database.reading() as connection:
+        by_model = await _grouped(connection, (LEDGER.c.model,), since, until)
+        by_caller = await _grouped(connection, _CALLER, since, until)
+        by_day = await _grouped(connection, (LEDGER.c.day,), since, until)
+        total = await _grouped(connection, (), since, until)
+        holds_open = (await connection.execute(select(func.count()).select_from(HOLDS))).scalar_one()
+    return UsageReport(
+        since=None if since is None else since.isoformat(),
+        until=None if until is None else until.isoformat(),
+        totals=total[0][1],
+        by_model=tuple(ModelTotals(names[0], totals) for names, totals in by_model),
+        by_caller=tuple(
+            CallerTotals(key_id, name, user, app, org, totals) for (key_id, name, user, app, org), totals in by_caller
+        ),
+        by_day=tuple(DayTotals(names[0], totals) for names, totals in by_day),
+        holds_open=holds_open,
+    )
+
+
+async def _grouped(
+    connection: AsyncConnection, by: tuple[ColumnElement[Any], ...], since: date | None, until: date | None
+) -> list[tuple[tuple[Any, ...], Totals]]:
+    found = await connection.execute(_between(select(*by, *_sums()).group_by(*by).order_by(*by), since, until))
+    return [(tuple(row[: len(by)]), Totals(*(int(value) for value in row[len(by) :]))) for row in found]
+
+
+def _sums() -> list[ColumnElement[Any]]:
+    summed = (LEDGER.c[name] for name in Totals.__struct_fields__[1:-1])
+    # PostgreSQL adds bigints up to a numeric and has no sum of booleans
+    return [
+        func.count(),
+        *(func.coalesce(func.sum(column), 0) for column in summed),
+        func.coalesce(func.sum(cast(LEDGER.c.is_estimate, Integer)), 0),
+    ]
+
+
+def _between(query: Select[Any], since: date | None, until: date | None) -> Select[Any]:
+    if since is not None:
+        query = query.where(LEDGER.c.day >= since.isoformat())
+    if until is not None:
+        query = query.where(LEDGER.c.day <= until.isoformat())
+    return query
