@@ -38,10 +38,10 @@ class _Lazy(TyperGroup):
     `Any` stands where typer's private copy of click has its types.
     """
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (the base's signature)
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the base's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 (the base's signature)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the base's signature
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:

@@ -95,7 +95,7 @@ async def _server(url: str | None, loaded: Callable[[], Loaded]) -> AsyncIterato
     if found:
         yield Server(options.DEFAULT_URL, is_own=False)
         return
-    from hitsend.serve.app import running  # noqa: PLC0415 (the server's libraries, only where it runs in here)
+    from hitsend.serve.app import running  # noqa: PLC0415  # the server's libraries, only where it runs in here
 
     settings = loaded().settings
     print(f"no server at {options.DEFAULT_URL}: running the pipeline in this process ...", file=sys.stderr)
