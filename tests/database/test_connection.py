@@ -1,0 +1,123 @@
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import select
+
+from hitsend.core.errors import ConfigError
+from hitsend.serve.database import migrate
+from hitsend.serve.database.connection import FILE_NAME, SCHEMA_HEAD, Database, database_url
+from hitsend.serve.database.schema import KEYS, METADATA
+
+
+async def test_a_new_database_is_private_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = tmp_path / "with space and %"
+        database = await Database.open(database_url(None, folder))
+        async with database.writing() as connection:
+            await connection.exec_driver_sql("DELETE FROM holds")
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        await database.close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes.keys() >= {FILE_NAME, f"{FILE_NAME}-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+async def test_commits_are_on_disk_and_writers_do_not_block_readers(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+    async with database.reading() as connection:
+        assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
+        assert (await connection.exec_driver_sql("PRAGMA synchronous")).scalar() == 2
+    async with database.writing() as writing, database.reading() as reading:
+        await writing.exec_driver_sql("DELETE FROM holds")
+        assert (await reading.execute(select(KEYS))).all() == []
+    await database.close()
+
+
+async def test_the_migrations_build_exactly_the_tables_of_the_schema(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+    async with database.reading() as connection:
+        found = await connection.run_sync(lambda sync: compare_metadata(MigrationContext.configure(sync), METADATA))
+    await database.close()
+    assert found == []
+    assert migrate.newest() == SCHEMA_HEAD
+
+
+async def test_a_failed_write_leaves_no_trace(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+
+    async def fail():
+        async with database.writing() as connection:
+            await connection.exec_driver_sql(
+                "INSERT INTO keys VALUES ('k', 's', 'd', 'n', null, null, null, 1.0, null)"
+            )
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    async with database.reading() as connection:
+        assert (await connection.execute(select(KEYS))).all() == []
+    await database.close()
+
+
+async def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+    async with database.writing() as connection:
+        await connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    await database.close()
+    with pytest.raises(ConfigError, match="another version of hitsend"):
+        await Database.open(database_url(None, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite+aiosqlite://", "would be lost"),
+        ("nonsense", "expected for example"),
+        ("oracle+nothing://x", "expected for example"),
+    ],
+)
+async def test_an_unusable_url_is_said_plainly(url, said):
+    with pytest.raises(ConfigError, match=said):
+        await Database.open(url)
+
+
+async def test_a_file_that_is_no_database_is_said_plainly(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"not a database, but long enough to be read as one" * 100)
+    with pytest.raises(ConfigError, match="can't open the database"):
+        await Database.open(database_url(None, tmp_path))
+
+
+async def test_a_folder_that_can_not_be_made_is_said_plainly(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"server\.data_dir"):
+        await Database.open(database_url(None, tmp_path / "file" / "below"))
+
+
+_OPEN = """
+import asyncio, sys
+from hitsend.serve.database.connection import Database, database_url
+async def main():
+    await (await Database.open(database_url(None, sys.argv[1]))).close()
+    print("alembic" in sys.modules)
+asyncio.run(main())
+"""
+
+
+async def test_processes_that_create_it_at_once_all_succeed_and_later_ones_skip_alembic(tmp_path):
+    racing = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    await asyncio.wait_for(asyncio.gather(*(process.communicate() for process in racing)), 60)
+    assert [process.returncode for process in racing] == [0] * 4
+    later = await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
+    assert (await asyncio.wait_for(later.communicate(), 60))[0] == b"False\n"

@@ -1,0 +1,30 @@
+"""A process made to be killed: reserves and settles without end, and prints what the ledger confirmed, line by line."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from hitsend.core.clock import SystemClock
+from hitsend.core.request import Usage
+from hitsend.serve.usage.ledger import Settlement
+from tests.usage.storage import storage, wanted
+
+
+async def _live(ledger, request_id: str, *, is_settled: bool) -> None:
+    hold = await ledger.reserve(wanted(request_id))
+    print("held", request_id, flush=True)
+    if is_settled:
+        row = await ledger.settle(hold, Settlement(Usage(10, 5), "stop"))
+        print("settled", row.request_id, row.cost_microusd, flush=True)
+
+
+async def _main(folder: Path) -> None:
+    async with storage(folder, SystemClock()) as opened:
+        number = 0
+        while True:
+            batch = range(number, number + 8)
+            await asyncio.gather(*(_live(opened.ledger, f"r{i}", is_settled=i % 4 != 0) for i in batch))
+            number += 8
+
+
+asyncio.run(_main(Path(sys.argv[1])))

@@ -1,0 +1,113 @@
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from hitsend.serve.engine.protocol import EngineState
+from hitsend.serve.usage.metrics import MAX_MODELS, MAX_ROUTES, Metrics, RequestFigures
+
+
+def samples(metrics):
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value for family in families for sample in family.samples
+    }
+
+
+def state(**changes):
+    values = dict.fromkeys(EngineState.__struct_fields__, 0) | {"is_ready": True, "pid": None, "check": None}
+    return EngineState(**(values | changes))
+
+
+def test_a_request_shows_in_every_series():
+    metrics = Metrics()
+    metrics.observe_request(
+        RequestFigures(
+            model="m",
+            wall_s=2.0,
+            queue_s=0.1,
+            prefill_s=0.2,
+            ttft_s=0.4,
+            tpot_s=0.02,
+            gaps_s=(0.02, 0.02, 0.02),
+            finish_reasons=("stop", "length"),
+            prompt_tokens=9,
+            completion_tokens=7,
+            cached_tokens=3,
+            discarded_tokens=2,
+            cost_microusd=1735,
+        )
+    )
+    metrics.observe_request(RequestFigures(model="m", wall_s=1.0, error_code="client_gone", cancelled_during="waiting"))
+    found = samples(metrics)
+    model = ("model", "m")
+    for name, count in {
+        "hitsend_time_to_first_token_seconds": 1,
+        "hitsend_time_per_output_token_seconds": 1,
+        "hitsend_inter_token_latency_seconds": 3,
+        "hitsend_queue_seconds": 1,
+        "hitsend_prefill_seconds": 1,
+        "hitsend_request_seconds": 2,
+    }.items():
+        assert found[(f"{name}_count", model)] == count
+    assert found[("hitsend_choices_finished_total", model, ("reason", "length"))] == 1
+    assert found[("hitsend_tokens_billed_total", ("kind", "prompt"), model)] == 9
+    assert found[("hitsend_tokens_billed_total", ("kind", "completion"), model)] == 7
+    assert found[("hitsend_tokens_cached_total", model)] == 3
+    assert found[("hitsend_tokens_discarded_total", model)] == 2
+    assert found[("hitsend_cost_microusd_total", model)] == 1735
+    assert found[("hitsend_request_errors_total", ("code", "client_gone"))] == 1
+    assert found[("hitsend_requests_cancelled_total", ("during", "waiting"))] == 1
+
+
+def test_the_engines_figures_are_taken_over_and_counters_never_fall():
+    metrics = Metrics()
+    metrics.set_engine(state(restarts=0, preemptions_total=5, running=2, waiting=3, cells_used=10, cells_total=100))
+    metrics.set_engine(state(restarts=1, preemptions_total=1, slots_used=1, slots_total=4))
+    metrics.observe_step(12, 3)
+    metrics.observe_step(0, 4)
+    found = samples(metrics)
+    engine = ("engine", "embedded")
+    assert found[("hitsend_preemptions_total", engine)] == 6
+    assert found[("hitsend_engine_restarts_total", engine)] == 1
+    assert found[("hitsend_engine_up", engine)] == 1
+    assert found[("hitsend_requests_running", engine)] == 0
+    assert found[("hitsend_slots", engine)] == 4
+    assert found[("hitsend_tokens_computed_total", engine, ("phase", "prefill"))] == 12
+    assert found[("hitsend_tokens_computed_total", engine, ("phase", "decode"))] == 7
+    assert found[("hitsend_steps_total", engine)] == 2
+
+
+def test_http_answers_by_route_and_code():
+    metrics = Metrics()
+    metrics.observe_http("/v1/chat/completions", 200, 0.5)
+    metrics.observe_http("/v1/chat/completions", 429, 0.001)
+    metrics.set_storage(holds_open=2, backlog=1, records_dropped=4)
+    found = samples(metrics)
+    route = ("route", "/v1/chat/completions")
+    assert found[("hitsend_http_requests_total", ("code", "429"), route)] == 1
+    assert found[("hitsend_http_seconds_count", route)] == 2
+    assert found[("hitsend_holds_open",)] == 2
+    assert found[("hitsend_records_dropped_total",)] == 4
+
+
+def test_labels_are_bounded():
+    metrics = Metrics()
+    for number in range(10 * MAX_MODELS):
+        metrics.observe_request(RequestFigures(model=f"m{number}", wall_s=1.0))
+        metrics.observe_http(f"/r{number}", 404, 0.1)
+    found = samples(metrics)
+    models = {dict(key[1:]).get("model") for key in found if key[0] == "hitsend_request_seconds_count"}
+    routes = {dict(key[1:]).get("route") for key in found if key[0] == "hitsend_http_seconds_count"}
+    assert len(models) == MAX_MODELS + 1
+    assert len(routes) == MAX_ROUTES + 1
+    assert found[("hitsend_request_seconds_count", ("model", "other"))] == 9 * MAX_MODELS
+
+
+def test_two_servers_in_one_process_share_nothing():
+    one, other = Metrics(), Metrics()
+    one.observe_http("/x", 200, 0.1)
+    assert ("hitsend_http_seconds_count", ("route", "/x")) not in samples(other)
+
+
+def test_figures_are_data():
+    figures = RequestFigures(model="m", wall_s=1.0)
+    assert msgspec.json.decode(msgspec.json.encode(figures), type=RequestFigures) == figures
