@@ -23,7 +23,17 @@ def record(**changes: Any) -> dict[str, Any]:
             {"type": "received", "at_ms": 0.0, "method": "POST", "path": "/v1/chat/completions", "client": "127.0.0.1"},
             {"type": "first_token", "at_ms": 40.0, "choice": 0},
             *(
-                {"type": "step", "at_ms": at, "step": 7, "batch_sequences": 3, "decode_tokens": 1}
+                {
+                    "type": "step",
+                    "at_ms": at,
+                    "started_ms": at - 20.0,
+                    "step": 7,
+                    "prefill_tokens": 0,
+                    "decode_tokens": 1,
+                    "batch_prefill_tokens": 0,
+                    "batch_decode_tokens": 3,
+                    "batch_sequences": 3,
+                }
                 for at in (60.0, 80.0, 100.0)
             ),
             {"type": "choice_finished", "at_ms": 100.0, "choice": 0, "finish_reason": "stop", "num_tokens": 4},
@@ -46,3 +56,19 @@ def record(**changes: Any) -> dict[str, Any]:
         "ledger": {"id": 1, "cost_microusd": 1735},
     }
     return built | changes
+
+
+def summary(known: dict[str, Any]) -> dict[str, Any]:
+    """The line that the list of requests has for a record."""
+    return {
+        "request_id": known["request_id"],
+        "received_at": known["received_at"],
+        "state": known["state"],
+        "finish_reason": known["finish_reason"],
+        "error": known["error"] and known["error"]["code"],
+        "model": known["model"],
+        "name": "local",
+        "wall_ms": known["wall_ms"],
+        "usage": {name: known["usage"][name] for name in ("prompt_tokens", "completion_tokens")},
+        "cost_microusd": known["cost_microusd"],
+    }
