@@ -32,12 +32,13 @@ PACKAGE_VERSION = f"2026.10.{BUILD}"
 OLDEST_BUILD = 8146
 """The first build with all known fixes of the GGUF parser."""
 
-CONTROL, USER_DEFINED = 8, 16
+UNKNOWN, CONTROL, USER_DEFINED, STRIPS_LEFT, STRIPS_RIGHT = 1, 8, 16, 128, 256
 """Token attributes, bits of `llama_vocab_get_attr`."""
 
 _KEPT_LINES = 40
 _WARN = 3
 _PR_SET_PDEATHSIG = 1
+_OVERRIDE_BOOL = 2
 
 LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 
@@ -109,6 +110,16 @@ class ContextParams(c.Structure):
         ("n_samplers", c.c_size_t),
         ("ctx_other", c.c_void_p),
     ]
+
+
+class _OverrideValue(c.Union):
+    _fields_ = [("integer", c.c_int64), ("boolean", c.c_bool), ("text", c.c_char * 128)]
+
+
+class KvOverride(c.Structure):
+    """`llama_model_kv_override`: a metadata key that the loader shall read as something else."""
+
+    _fields_ = [("tag", c.c_int32), ("key", c.c_char * 128), ("value", _OverrideValue)]
 
 
 class BatchStruct(c.Structure):
@@ -264,6 +275,18 @@ def explain(path: str, failure: str) -> str:
             "libllama needs the system library libgomp.so.1: install Debian's package libgomp1 (apt install libgomp1)"
         )
     return f"engine.libllama: can't load {path}: {failure}"
+
+
+def override_bool(key: str, *, value: bool) -> Any:
+    """A `kv_overrides` list with one entry; keep it until the model is loaded."""
+    overrides = (KvOverride * 2)()
+    overrides[0].tag, overrides[0].key, overrides[0].value.boolean = _OVERRIDE_BOOL, key.encode(), value
+    return overrides
+
+
+def address_of(structure: Any) -> int:
+    """Where it lies, for a pointer field."""
+    return c.addressof(structure)
 
 
 def new_batch(arrays: tuple[NDArray[Any], ...], start: int, count: int) -> BatchStruct:

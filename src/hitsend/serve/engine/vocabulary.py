@@ -1,8 +1,9 @@
 """A model file opened for its words only: tokens to bytes, text to tokens, the template and the metadata.
 
 Enters: a checked GGUF path and a `Library`. Leaves: a `LoadedModel` (used by the text child, which loads no weights,
-and by the decoder, which does) and its `Vocabulary`. Always true: text never becomes a control token unless the caller says
-`parse_special`, and nothing of the vocabulary changes after loading. Next: `llama_decoder.py`.
+and by the decoder, which does) and its `Vocabulary`. Always true: nothing of the vocabulary changes after loading.
+Not true, so `chat/tokenizer.py` checks it: that plain text never becomes a control token (SentencePiece merges can
+spell one). Next: `llama_decoder.py`.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.libllama import CONTROL, USER_DEFINED, Library
+from hitsend.serve.engine.libllama import CONTROL, USER_DEFINED, Library, address_of, override_bool
+
+SPACE_PREFIX_KEY = "tokenizer.ggml.add_space_prefix"
 
 _PIECE_BYTES = 4096
 
@@ -27,11 +30,15 @@ class Vocabulary:
         self.bos: int | None = bos if bos >= 0 else None
         self.eos: int | None = eos if eos >= 0 else None
         self.add_bos: bool = library.llama_vocab_get_add_bos(self._handle)
-        attributes = [library.llama_vocab_get_attr(self._handle, i) for i in range(self.num_tokens)]
-        self.control: frozenset[int] = frozenset(i for i, bits in enumerate(attributes) if bits & CONTROL)
-        self.user_defined: frozenset[int] = frozenset(i for i, bits in enumerate(attributes) if bits & USER_DEFINED)
+        self._attributes = [library.llama_vocab_get_attr(self._handle, i) for i in range(self.num_tokens)]
+        self.control: frozenset[int] = self.with_attribute(CONTROL)
+        self.user_defined: frozenset[int] = self.with_attribute(USER_DEFINED)
         is_eog = library.llama_vocab_is_eog
         self.eog: frozenset[int] = frozenset(i for i in range(self.num_tokens) if is_eog(self._handle, i))
+
+    def with_attribute(self, bit: int) -> frozenset[int]:
+        """The tokens that have this attribute (`libllama.CONTROL` and so on)."""
+        return frozenset(i for i, bits in enumerate(self._attributes) if bits & bit)
 
     def tokenize(self, text: bytes, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
         """Text as ids. `add_special` puts BOS in front where the model wants it; `parse_special` reads control tokens.
@@ -65,12 +72,20 @@ class Vocabulary:
 
 
 class LoadedModel:
-    """A model in memory; `vocab_only` leaves the weights on disk. Close it after every context that uses it."""
+    """A model in memory; `vocab_only` leaves the weights on disk. Close it after every context that uses it.
 
-    def __init__(self, library: Library, path: str, *, vocab_only: bool = False) -> None:
+    `adds_space_prefix` False keeps SentencePiece vocabularies from putting a blank in front of every text.
+    """
+
+    def __init__(
+        self, library: Library, path: str, *, vocab_only: bool = False, adds_space_prefix: bool = True
+    ) -> None:
         self.library = library
         params = library.default_model_params()
         params.vocab_only = vocab_only
+        overrides = override_bool(SPACE_PREFIX_KEY, value=False)
+        if not adds_space_prefix:
+            params.kv_overrides = address_of(overrides)
         library.take_lines()
         self.handle: int = library.llama_model_load_from_file(path.encode(), params) or 0
         if not self.handle:

@@ -1,0 +1,121 @@
+"""The second limit check, now in tokens, and the sampling values that will really be used.
+
+Enters: a `Request`, the number of its prompt's tokens, the context that one sequence can have, the model's defaults.
+Leaves: a `Fitted`, or ContextLengthExceeded with both counts. Always true: nothing is cut to fit; prompt plus allowed
+output never exceeds the context; every sampling field has a value and a named source; the same seed and request give
+the same `Fitted`. Pure: randomness comes in as a function. Next: `presets.py`.
+
+    The rule of the exact fit: prompt + max_tokens <= context.
+      prompt >= context                      refused: there is no room for one token of output
+      prompt + max_tokens > context          refused when the client set max_tokens: it is never lowered in silence
+      max_tokens not set                     context - prompt, at most `ceiling`
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
+from hitsend.core.events import Fitted, LimitCheck
+from hitsend.core.request import Request, SamplingParams
+from hitsend.serve.chat.presets import Defaults
+from hitsend.serve.chat.prompt import Prompt
+from hitsend.serve.loop.messages import EngineFacts
+
+_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+SEED_BITS = 32
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The second check for one model. `ceiling`: most output where the client set no max_tokens.
+
+    `draw` gives a seed where the client sent none.
+    """
+
+    defaults: Defaults
+    draw: Callable[[], int]
+    ceiling: int | None = None
+
+    def fit(self, request: Request, prompt: Prompt, facts: EngineFacts) -> Fitted:
+        """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
+        context = facts.cells_per_slot
+        max_tokens = allowed_output(
+            request.max_tokens, num_prompt_tokens=prompt.num_tokens, context=context, ceiling=self.ceiling
+        )
+        _check_bias(request, facts.vocab_size)
+        sampling, sources = resolve_sampling(request, self.defaults, self.draw)
+        checks = (
+            LimitCheck("prompt_tokens", prompt.num_tokens, context - 1),
+            LimitCheck("prompt_and_max_tokens", prompt.num_tokens + max_tokens, context),
+        )
+        return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)
+
+
+def allowed_output(max_tokens: int | None, *, num_prompt_tokens: int, context: int, ceiling: int | None = None) -> int:
+    """How many tokens each choice may have. Raises ContextLengthExceeded."""
+    left = context - num_prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"the messages make {num_prompt_tokens} tokens; this model's context is {context} tokens, of which at "
+            "least one must stay free for the answer. Shorten the messages; nothing is cut off.",
+            param="messages",
+        )
+    if max_tokens is None:
+        return left if ceiling is None else min(left, ceiling)
+    if max_tokens > left:
+        raise ContextLengthExceeded(
+            f"the messages make {num_prompt_tokens} tokens and {max_tokens} are asked for the answer, "
+            f"{num_prompt_tokens + max_tokens} together; this model's context is {context} tokens. "
+            f"At most {left} tokens of answer fit behind these messages.",
+            param="messages",
+        )
+    return max_tokens
+
+
+def is_thinking(request: Request, defaults: Defaults) -> bool:
+    """Whether the model will think: the client's `enable_thinking`, else what the template does by itself."""
+    asked = request.template_kwargs.get("enable_thinking")
+    return asked if isinstance(asked, bool) else defaults.thinking_by_default
+
+
+def resolve_sampling(
+    request: Request, defaults: Defaults, draw: Callable[[], int]
+) -> tuple[SamplingParams, dict[str, str]]:
+    """Every sampling value and where it came from: client, settings, model_card, gguf, generation_config, default."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    presets = defaults.presets(is_thinking=is_thinking(request, defaults))
+    for field in _FIELDS:
+        candidates = (("client", request.sampling), *presets)
+        found = next(((s, v) for s, p in candidates if (v := getattr(p, field)) is not None), None)
+        if found is not None:
+            sources[field], values[field] = found
+        else:
+            sources[field] = "default"
+    seed = request.sampling.seed
+    sources["seed"] = "drawn" if seed is None else "client"
+    sampling = SamplingParams(
+        **values,
+        seed=draw() % 2**SEED_BITS if seed is None else seed,
+        logit_bias=request.logit_bias,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+    )
+    return sampling, sources
+
+
+def _check_bias(request: Request, vocab_size: int) -> None:
+    for token, _ in request.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequest(
+                f"logit_bias: {token} is no token id of this model (0 to {vocab_size - 1})", param="logit_bias"
+            )

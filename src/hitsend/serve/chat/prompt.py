@@ -1,0 +1,338 @@
+"""A request's messages become prompt token ids: the work of the text child, and the words spoken with it.
+
+Enters: `Prepare` (messages, template arguments, how the prompt shall end). Leaves: `Prompt` (ids, where each message
+lies in them, times) or a `Refused`. Always true: null content is empty content, text is marked before the template sees
+it, and the message spans come from a second rendering that must equal the first one but for its anchors: where a
+template looks too closely at its text for that, there are no spans, never a different prompt.
+Next: `text.py`, the edge's side.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import InvalidRequest
+from hitsend.core.events import Rendered, Tokenized, TokenSpan
+from hitsend.core.request import Message
+from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.marks import (
+    Marks,
+    Spellings,
+    anchor_position,
+    choose_marks,
+    common_end,
+    common_start,
+    mark_text,
+    mark_value,
+    texts_in,
+)
+from hitsend.serve.chat.template import ChatTemplate
+from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_SHORT = 32
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """The edge's first message: what to load. `template` overrides the checkpoint's own; times in seconds of CPU."""
+
+    model_path: str
+    libllama: str | None
+    template: str | None
+    render_timeout_s: float
+    tokenize_timeout_s: float
+    max_prompt_bytes: int
+    wants_table: bool
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Turn messages into a prompt. `wants_text` asks for the rendered text too.
+
+    A prompt of more than `max_prompt_tokens` comes back without its ids: it will be refused for its length.
+    """
+
+    messages: tuple[Message, ...]
+    template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    wants_text: bool = False
+    max_prompt_tokens: int | None = None
+
+
+class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
+    """Turn somebody's text into ids."""
+
+    text: str
+    add_special: bool = False
+    parse_special: bool = False
+
+
+Order = Open | Prepare | TokenizeText
+
+
+class TextFacts(msgspec.Struct, frozen=True):
+    """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here."""
+
+    metadata: dict[str, str]
+    template_sha256: str
+    template_variables: tuple[str, ...]
+    thinking_default: bool | None
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The child is ready. The table comes once, with the first start."""
+
+    facts: TextFacts
+    vocabulary: Vocabulary | None
+
+
+class Prompt(msgspec.Struct, frozen=True, tag="prompt"):
+    """A prompt, ready for an engine. Instants are `Clock.now()` seconds; `text` only where it was asked for.
+
+    `prompt_token_ids` has `num_tokens` ids, or none where there were more than `Prepare.max_prompt_tokens`.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    num_tokens: int
+    num_control_tokens: int
+    spans: tuple[TokenSpan, ...]
+    num_chars: int
+    template_sha256: str
+    render_started_at: float
+    render_ended_at: float
+    tokenize_started_at: float
+    tokenize_ended_at: float
+    text: str | None = None
+
+    def rendered(self, template_kwargs: Mapping[str, Any]) -> Rendered:
+        """The event. Longer texts among the template's arguments are shown only where text is captured."""
+        return Rendered(
+            started_at=self.render_started_at,
+            ended_at=self.render_ended_at,
+            template_sha256=self.template_sha256,
+            num_chars=self.num_chars,
+            template_kwargs=dict(template_kwargs) if self.text is not None else _shown(template_kwargs),
+            text=self.text,
+        )
+
+    def tokenized(self) -> Tokenized:
+        """The event; the ids are in it only where text is captured."""
+        return Tokenized(
+            started_at=self.tokenize_started_at,
+            ended_at=self.tokenize_ended_at,
+            num_tokens=self.num_tokens,
+            num_control_tokens=self.num_control_tokens,
+            spans=self.spans,
+            prompt_token_ids=self.prompt_token_ids if self.text is not None else None,
+        )
+
+
+class TokenIds(msgspec.Struct, frozen=True, tag="token_ids"):
+    """The answer to TokenizeText."""
+
+    token_ids: tuple[int, ...]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A ServeError on its way to the edge."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class NotOpened(msgspec.Struct, frozen=True, tag="not_opened"):
+    """A ConfigError on its way to the edge."""
+
+    message: str
+
+
+Answer = Opened | Prompt | TokenIds | Refused | NotOpened
+
+
+def _shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, bool | int | float | None) else "…" for name, value in arguments.items()}
+
+
+class Composer:
+    """Renders and tokenises, one request at a time."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: VocabularyTokenizer, clock: Clock, max_bytes: int) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._spellings: Spellings = tokenizer.spellings
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._knows_developer = "developer" in template.source
+
+    def render(self, order: Prepare) -> "Text":
+        """The prompt's text, marks and all. Raises InvalidRequest, EngineFailed."""
+        started_at = self._clock.now()
+        self._check(order)
+        marks = choose_marks([self._template.source, *_all_texts(order)])
+        arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
+        messages = [self._template_message(message, marks) for message in order.messages]
+        if order.continue_final_message:
+            messages[-1]["content"] += marks.end
+        prompt = order.add_generation_prompt and not order.continue_final_message
+        anchors = self._anchors(messages, marks)
+        with_anchors = [_anchored(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
+        try:
+            text = self._template.render(messages, arguments, add_generation_prompt=prompt)
+            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt)
+        except InvalidRequest as refusal:
+            # the template's own words may quote a message
+            raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
+        spans = _spans(text, anchored, messages, anchors, marks)
+        if order.continue_final_message:
+            text = _cut_at_end(text, marks)
+        size = len(marks.drop(text).encode())
+        if size > self._max_bytes:
+            raise InvalidRequest(
+                f"the rendered prompt has {size} bytes, limit {self._max_bytes} (chat.max_prompt_bytes)",
+                param="messages",
+            )
+        return Text(text, marks, tuple(span for span in spans if span[2] <= len(text)), started_at, self._clock.now())
+
+    def tokenize(self, text: "Text", order: Prepare) -> Prompt:
+        """The prompt's ids. Raises EngineFailed."""
+        started_at = self._clock.now()
+        encoded = self._tokenizer.encode_prompt(text.marked, text.marks)
+        spans: list[TokenSpan] = []
+        for index, start, end in text.spans:
+            found = token_range(
+                encoded, text.marked, start, end, marks=text.marks, vocabulary=self._tokenizer.vocabulary
+            )
+            spans.append(TokenSpan(index, order.messages[index].role, found.start, found.stop))
+        plain = text.marks.drop(text.marked)
+        num_tokens = len(encoded.token_ids)
+        fits = order.max_prompt_tokens is None or num_tokens <= order.max_prompt_tokens
+        return Prompt(
+            prompt_token_ids=encoded.token_ids if fits else (),
+            num_tokens=num_tokens,
+            num_control_tokens=encoded.num_control_tokens,
+            spans=tuple(spans),
+            num_chars=len(plain),
+            template_sha256=self._template.sha256,
+            render_started_at=text.started_at,
+            render_ended_at=text.ended_at,
+            tokenize_started_at=started_at,
+            tokenize_ended_at=self._clock.now(),
+            text=plain if order.wants_text else None,
+        )
+
+    def _check(self, order: Prepare) -> None:
+        if not order.messages:
+            raise InvalidRequest("messages must have at least one message", param="messages")
+        for index, message in enumerate(order.messages):
+            if message.role not in ROLES:
+                raise InvalidRequest(
+                    f"messages[{index}].role must be one of {', '.join(ROLES)}", param=f"messages[{index}].role"
+                )
+        if order.continue_final_message and order.messages[-1].role != "assistant":
+            raise InvalidRequest(
+                "continue_final_message needs a last message of role assistant", param="continue_final_message"
+            )
+        self._template.check_arguments(order.template_kwargs)
+        size = sum(len(text.encode()) for text in _all_texts(order))
+        if size > self._max_bytes:
+            raise InvalidRequest(
+                f"messages hold {size} bytes of text, limit {self._max_bytes} (chat.max_prompt_bytes)", param="messages"
+            )
+
+    def _template_message(self, message: Message, marks: Marks) -> dict[str, Any]:
+        """What the template sees: content always a text, fields without null, every text marked."""
+        role = "system" if message.role == "developer" and not self._knows_developer else message.role
+        # An assistant's own words may hold <think> or <tool_call>: templates look for them in the history they replay.
+        finder = self._spellings.control if role == "assistant" else self._spellings.every
+        seen: dict[str, Any] = {"role": role, "content": mark_text(message.content or "", finder, marks.cut)}
+        for name, value in message.fields.items():
+            if value is None or name in seen:
+                continue
+            own_words = isinstance(value, str) and name.startswith("reasoning")
+            shown = _with_parsed_arguments(value) if name == "tool_calls" else value
+            seen[name] = mark_value(shown, finder if own_words else self._spellings.every, marks.cut, name=name)
+        return seen
+
+    def _anchors(self, messages: Sequence[Mapping[str, Any]], marks: Marks) -> list[int | None]:
+        contents = [message["content"].replace(marks.end, "") for message in messages]
+        return [anchor_position(content, self._spellings.every, marks.cut) for content in contents]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A rendered prompt with its marks, and where message contents lie in it: (message, start, end) in characters."""
+
+    marked: str
+    marks: Marks
+    spans: tuple[tuple[int, int, int], ...]
+    started_at: float
+    ended_at: float
+
+
+def _all_texts(order: Prepare) -> list[str]:
+    found = [message.content or "" for message in order.messages]
+    for message in order.messages:
+        found += texts_in(message.fields)
+    return [*found, *texts_in(order.template_kwargs)]
+
+
+def _with_parsed_arguments(calls: Any) -> Any:
+    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text, templates expect the object."""
+    if not isinstance(calls, list | tuple):
+        return calls
+    found = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            found.append(call | {"function": function | {"arguments": _parsed(function["arguments"])}})
+        else:
+            found.append(call)
+    return found
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _anchored(message: dict[str, Any], at: int | None, index: int, anchor: str) -> dict[str, Any]:
+    if at is None:
+        return message
+    content = message["content"]
+    return message | {"content": f"{content[:at]}{anchor}{index}{anchor}{content[at:]}"}
+
+
+def _spans(
+    text: str, anchored: str, messages: Sequence[Mapping[str, Any]], anchors: Sequence[int | None], marks: Marks
+) -> list[tuple[int, int, int]]:
+    """Where each content stands in the text. Nothing where the anchors changed what the template printed."""
+    pattern = re.compile(f"{marks.anchor}(\\d+){marks.anchor}")
+    if pattern.sub("", anchored) != text:
+        return []
+    found: dict[int, tuple[int, int, int]] = {}
+    removed = 0
+    for match in pattern.finditer(anchored):
+        index, at = int(match.group(1)), match.start() - removed
+        removed += len(match.group())
+        content, inside = messages[index]["content"].replace(marks.end, ""), anchors[index] or 0
+        before = common_end(text[max(0, at - inside) : at], content[:inside])
+        behind = common_start(text[at : at + len(content) - inside], content[inside:])
+        found.setdefault(index, (index, at - before, at + behind))
+    return sorted(found.values())
+
+
+def _cut_at_end(text: str, marks: Marks) -> str:
+    end = text.rfind(marks.end)
+    if end < 0:
+        raise InvalidRequest(
+            "this model's chat template does not print the last message as it is, so it can't be continued",
+            param="continue_final_message",
+        )
+    return text[:end]
