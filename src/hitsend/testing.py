@@ -5,7 +5,9 @@ threads, no real time, the same inputs give the same outputs, and a fake that is
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -143,3 +145,93 @@ class FakeDecoder:
             raise FakeMisused(f"a slot would hold {max(ends.values())} tokens, limit {self.cells_per_slot}")
         if sum(ends.values()) > self.num_cells:
             raise FakeMisused(f"{sum(ends.values())} cells needed, {self.num_cells} there")
+
+
+class StreamViolation(AssertionError):
+    """A stream broke the grammar; the message says where."""
+
+
+class StreamSeen(msgspec.Struct):
+    """What a stream said. `texts`, `finish_reasons` and `logprob_tokens` go by choice."""
+
+    texts: dict[int, str] = {}
+    finish_reasons: dict[int, str] = {}
+    logprob_tokens: dict[int, list[str]] = {}
+    usage: dict[str, Any] | None = None
+    hitsend: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    num_pings: int = 0
+    num_chunks: int = 0
+    is_done: bool = False
+
+
+def check_stream(data: bytes, *, n: int = 1, include_usage: bool = False, is_cut: bool = False) -> StreamSeen:
+    """Hold a chat stream's bytes against the grammar, return what it said. Raises StreamViolation.
+
+    pings* (chunk | ping)* (finishing chunks, usage chunk if asked for, [DONE] | error frame): per choice the role comes
+    first, one chunk has a finish_reason and nothing follows it; after [DONE] or an error nothing follows at all.
+    `is_cut`: the client left in mid-stream, so the end, and only the end, may be missing.
+    """
+    whole, _, rest = data.rpartition(b"\n\n")
+    if rest and not is_cut:
+        raise StreamViolation(f"the stream ends inside a frame: {rest[:80]!r}")
+    seen = StreamSeen(texts={}, finish_reasons={}, logprob_tokens={})
+    for frame in whole.split(b"\n\n") if whole else []:
+        _check_frame(frame, seen, n, include_usage)
+    if not is_cut and not seen.is_done and seen.error is None:
+        raise StreamViolation("the stream has neither [DONE] nor an error")
+    return seen
+
+
+def _check_frame(frame: bytes, seen: StreamSeen, n: int, include_usage: bool) -> None:  # noqa: FBT001
+    if seen.is_done or seen.error is not None:
+        raise StreamViolation(f"a frame after the end: {frame[:80]!r}")
+    if b"\n" in frame or b"\r" in frame:
+        raise StreamViolation(f"a frame of more than one line: {frame[:80]!r}")
+    if frame.startswith(b":"):
+        seen.num_pings += 1
+        return
+    if not frame.startswith(b"data: "):
+        raise StreamViolation(f"neither data nor comment: {frame[:80]!r}")
+    if frame == b"data: [DONE]":
+        if set(seen.finish_reasons) != set(range(n)) or (seen.usage is None) == include_usage or seen.hitsend is None:
+            raise StreamViolation(f"[DONE] too early: {seen}")
+        seen.is_done = True
+        return
+    document = msgspec.json.decode(frame.removeprefix(b"data: "))
+    if "error" in document:
+        if set(document) != {"error"} or set(document["error"]) != {"message", "type", "param", "code"}:
+            raise StreamViolation(f"a malformed error: {document}")
+        seen.error = document["error"]
+    else:
+        _check_chunk(document, seen, n, include_usage)
+
+
+def _check_chunk(chunk: dict[str, Any], seen: StreamSeen, n: int, include_usage: bool) -> None:  # noqa: FBT001
+    seen.num_chunks += 1
+    if chunk["object"] != "chat.completion.chunk" or ("usage" in chunk) != include_usage or seen.hitsend is not None:
+        raise StreamViolation(f"not a chunk, or out of order: {chunk}")
+    seen.hitsend = chunk.get("hitsend")
+    if not chunk["choices"]:
+        if not chunk.get("usage") or set(seen.finish_reasons) != set(range(n)):
+            raise StreamViolation(f"a chunk without choices that isn't the usage chunk: {chunk}")
+        seen.usage = chunk["usage"]
+        return
+    if chunk.get("usage"):
+        raise StreamViolation(f"usage beside choices: {chunk}")
+    for choice in chunk["choices"]:
+        _check_choice(choice, seen, n)
+
+
+def _check_choice(choice: dict[str, Any], seen: StreamSeen, n: int) -> None:
+    index, delta = choice["index"], choice["delta"]
+    is_first = index not in seen.texts
+    if not 0 <= index < n or index in seen.finish_reasons or is_first != (delta.get("role") == "assistant"):
+        raise StreamViolation(f"choice {index} out of order: {choice}")
+    seen.texts[index] = seen.texts.get(index, "") + (delta.get("content") or "")
+    entries = (choice["logprobs"] or {"content": []})["content"]
+    seen.logprob_tokens.setdefault(index, []).extend(entry["token"] for entry in entries)
+    if choice["finish_reason"] is not None:
+        if choice["finish_reason"] not in ("stop", "length", "tool_calls", "content_filter"):
+            raise StreamViolation(f"no finish_reason of OpenAI's: {choice}")
+        seen.finish_reasons[index] = choice["finish_reason"]

@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ def run(pieces: list[bytes]) -> str:
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     places = [0, *sorted(min(place, len(data)) for place in cuts), len(data)]
-    return [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(places)]
 
 
 mostly_text = st.one_of(

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ stop_sets = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4
 @example(("abab", "b"), "aab", [1, 2])
 def test_any_split_does_what_the_rule_says(stops: tuple[str, ...], text: str, cuts: list[int]):
     places = [0, *sorted(min(place, len(text)) for place in cuts), len(text)]
-    pieces = [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
     assert run(stops, pieces) == by_definition(stops, text)
 
 

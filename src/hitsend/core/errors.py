@@ -9,6 +9,7 @@
     │   ├── NotFound                404 not_found
     │   ├── ModelNotFound           404 model_not_found
     │   ├── MethodNotAllowed        405 method_not_allowed
+    │   ├── RequestTimeout          408 request_timeout
     │   ├── RequestTooLarge         413 request_too_large
     │   └── UnsupportedMediaType    415 unsupported_media_type
     ├── LimitError                  the caller can wait
@@ -94,6 +95,13 @@ class MethodNotAllowed(ClientError):
 
     code = "method_not_allowed"
     status = 405
+
+
+class RequestTimeout(ClientError):
+    """The body trickled in too slowly; the message carries the limit."""
+
+    code = "request_timeout"
+    status = 408
 
 
 class RequestTooLarge(ClientError):

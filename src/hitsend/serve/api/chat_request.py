@@ -1,0 +1,295 @@
+"""`POST /v1/chat/completions`: what comes in.
+
+Enters: the body's bytes. Leaves: a `Request` and the `Parsed` event with every limit that was tested. Always true: each
+field of OpenAI's API (and of the extensions below) is either served, or refused with a 400 that names it, or accepted
+without effect and listed in `warnings`; a field nobody knows is refused; ranges are checked here, once, so that no
+number that libllama could choke on gets past this file. Next: `chat_messages.py`.
+
+Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
+Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message.
+"""
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from hitsend.core.errors import InvalidRequest
+from hitsend.core.events import LimitCheck, Parsed
+from hitsend.core.request import Principal, Request, SamplingAsked
+from hitsend.serve.api import strict_json
+from hitsend.serve.api.chat_messages import MessageIn, read_messages
+from hitsend.settings import AccessSettings
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+TokenCount = Annotated[int, Meta(ge=1)]
+Label = Annotated[str, Meta(max_length=512)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`include_obfuscation` is accepted without effect: nothing is padded here."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The wire's request, field by field; None is "not given" and JSON's null."""
+
+    messages: list[MessageIn]
+    model: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    seed: int | None = None
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    stop: str | list[str] | None = None
+    n: TokenCount | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Label | None = None
+    metadata: dict[MetadataKey, Label] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+HABITS = (
+    "store",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "reasoning_effort",
+    "verbosity",
+)
+UNSUPPORTED = ("functions", "function_call", "audio", "prediction", "web_search_options", "moderation")
+
+MAX_LOGIT_BIAS = 1024
+"""Entries; each costs the sampler a write per token, and nobody's list of banned words is longer."""
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def parse(
+    body: bytes, limits: AccessSettings, *, request_id: str, principal: Principal, default_model: str | None
+) -> tuple[Request, Parsed]:
+    """The request in our own words. `default_model` serves a body without `model`. Raises InvalidRequest."""
+    tree, depth = strict_json.decode(body, limits.max_json_depth)
+    checks = (
+        LimitCheck("max_body_bytes", len(body), limits.max_body_bytes),
+        LimitCheck("max_json_depth", depth, limits.max_json_depth),
+        *_check_limits(tree, limits),
+    )
+    wire = strict_json.typed(tree, ChatBody)
+    warnings = [*_check_features(wire)]
+    model = wire.model or default_model
+    if model is None:
+        raise InvalidRequest("missing field: model", param="model")
+    if wire.model is None:
+        warnings.append(f"model: not given, {model} was used")
+    request = _request(wire, request_id, principal, model, tuple(warnings))
+    parsed = Parsed(
+        body_bytes=len(body),
+        num_messages=len(request.messages),
+        stream=request.stream,
+        n=request.n,
+        limits=checks,
+        warnings=request.warnings,
+    )
+    return request, parsed
+
+
+def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, warnings: tuple[str, ...]) -> Request:
+    options = wire.stream_options or StreamOptions()
+    if wire.stream_options is not None and not wire.stream:
+        raise InvalidRequest("stream_options is only for stream: true", param="stream_options")
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    opens_turn, continues_turn = _turns(wire)
+    return Request(
+        request_id=request_id,
+        model=model,
+        messages=read_messages(wire.messages),
+        principal=principal,
+        sampling=_sampling(wire),
+        logit_bias=_logit_bias(wire.logit_bias or {}),
+        logprobs=bool(wire.logprobs),
+        top_logprobs=wire.top_logprobs or 0,
+        stop=_stop(wire.stop),
+        n=wire.n or 1,
+        max_tokens=_max_tokens(wire),
+        stream=bool(wire.stream),
+        include_usage=bool(options.include_usage),
+        template_kwargs=wire.chat_template_kwargs or {},
+        add_generation_prompt=opens_turn,
+        continue_final_message=continues_turn,
+        user=wire.user,
+        metadata=wire.metadata or {},
+        warnings=warnings,
+    )
+
+
+def _sampling(wire: ChatBody) -> SamplingAsked:
+    if wire.seed is not None and not -(2**63) <= wire.seed < 2**63:
+        raise InvalidRequest("seed: beyond 64 bits", param="seed")
+    return SamplingAsked(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=0 if wire.top_k == -1 else wire.top_k,
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty,
+        seed=wire.seed,
+    )
+
+
+def _max_tokens(wire: ChatBody) -> int | None:
+    new, old = wire.max_completion_tokens, wire.max_tokens
+    if new is not None and old is not None and new != old:
+        text = f"max_completion_tokens is {new} and max_tokens is {old}: give one of them"
+        raise InvalidRequest(text, param="max_tokens")
+    return new if new is not None else old
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
+        raise InvalidRequest("stop: an empty string would stop everything", param="stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias: {len(bias)} entries, limit {MAX_LOGIT_BIAS}", param="logit_bias")
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest("logit_bias: a key is not a token id (0, 1, 2, …)", param="logit_bias")
+    return tuple((int(key), value) for key, value in bias.items())
+
+
+def _turns(wire: ChatBody) -> tuple[bool, bool]:
+    """(add_generation_prompt, continue_final_message): the answer opens a turn of its own, or goes on with the last."""
+    continues = bool(wire.continue_final_message)
+    opens = (not continues) if wire.add_generation_prompt is None else wire.add_generation_prompt
+    if continues and opens:
+        text = "continue_final_message and add_generation_prompt exclude each other"
+        raise InvalidRequest(text, param="continue_final_message")
+    if continues and (not wire.messages or wire.messages[-1].role != "assistant" or wire.messages[-1].tool_calls):
+        text = "continue_final_message needs a last message of role assistant without tool_calls"
+        raise InvalidRequest(text, param="continue_final_message")
+    return opens, continues
+
+
+def _check_features(wire: ChatBody) -> list[str]:
+    """Refuse what isn't built; return a warning for each field that has no effect."""
+    for field in UNSUPPORTED:
+        if getattr(wire, field) not in (None, [], "none"):
+            raise InvalidRequest(f"{field} is not supported", param=field)
+    if wire.modalities not in (None, ["text"]):
+        raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
+    if wire.response_format not in (None, {"type": "text"}):
+        raise InvalidRequest('response_format: only {"type": "text"} is supported', param="response_format")
+    if wire.service_tier not in (None, "auto", "default"):
+        raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
+    _check_tools(wire.tools, wire.tool_choice)
+    warnings = [f"{field}: accepted without effect" for field in HABITS if getattr(wire, field) is not None]
+    if wire.stream_options is not None and wire.stream_options.include_obfuscation:
+        warnings.append("stream_options.include_obfuscation: accepted without effect")
+    return warnings
+
+
+def _check_tools(tools: Any, choice: Any) -> None:
+    """Without tools only `none` and `auto` make sense; a constraint that can't be kept is never ignored."""
+    if tools is not None and not isinstance(tools, list):
+        raise InvalidRequest("tools: expected array", param="tools")
+    names = {_function_name(tool) for tool in tools or ()}
+    if isinstance(choice, dict) and (name := _function_name(choice)) not in names - {None}:
+        shown = f" {name[:64]!r}" if name else ""
+        raise InvalidRequest(f"tool_choice: the function{shown} is not found in tools", param="tool_choice")
+    if choice == "required" and not tools:
+        raise InvalidRequest("tool_choice: required needs tools", param="tool_choice")
+    if not isinstance(choice, dict) and choice not in (None, "none", "auto", "required"):
+        raise InvalidRequest("tool_choice: expected none, auto, required or a named function", param="tool_choice")
+    if tools:
+        raise InvalidRequest("tools are not supported", param="tools")
+
+
+def _function_name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _check_limits(tree: Any, limits: AccessSettings) -> tuple[LimitCheck, ...]:
+    """Count before anything is typed or copied. Values of a wrong type count nothing here: `ChatBody` refuses them."""
+    body = tree if isinstance(tree, dict) else {}
+    messages = _list(body.get("messages"))
+    parts = [
+        (f"messages[{index}].content[{number}]", part)
+        for index, message in enumerate(messages)
+        if isinstance(message, dict)
+        for number, part in enumerate(_list(message.get("content")))
+    ]
+    images = [where for where, part in parts if isinstance(part, dict) and part.get("type") == "image_url"]
+    stops = [body["stop"]] if isinstance(body.get("stop"), str) else _list(body.get("stop"))
+    counted = (
+        ("max_messages", "messages", len(messages)),
+        ("max_content_parts", "messages", len(parts)),
+        ("max_images", images[0] if images else "messages", len(images)),
+        ("max_tools", "tools", len(_list(body.get("tools")))),
+        ("max_stop", "stop", len(stops)),
+        ("max_stop_chars", "stop", max((len(stop) for stop in stops if isinstance(stop, str)), default=0)),
+        ("max_n", "n", _number(body.get("n"))),
+        ("max_tokens", "max_tokens", _number(body.get("max_tokens"))),
+        ("max_tokens", "max_completion_tokens", _number(body.get("max_completion_tokens"))),
+        ("max_metadata", "metadata", len(body["metadata"]) if isinstance(body.get("metadata"), dict) else 0),
+    )
+    checks = []
+    for name, field, value in counted:
+        limit = getattr(limits, name)
+        if value > limit:
+            raise InvalidRequest(f"{field}: {value}, limit {limit} (access.{name})", param=field)
+        if value:
+            checks.append(LimitCheck(name, value, limit))
+    return tuple(checks)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,326 @@
+"""`POST /v1/chat/completions`: what goes out.
+
+Enters: the pipeline's `Started`, `Delta`s and `Completed`. Leaves: JSON exactly as OpenAI's, whole or as SSE frames.
+Always true for a stream: the first chunk of each choice has the role; exactly one chunk per choice has a finish_reason,
+and nothing follows it for that choice; then, where asked for, one usage chunk with `choices: []`; then [DONE]. The last
+choice to end gets its finish_reason only when the bill is settled, so the end of a stream is one write, and an error
+until then never follows a false stop. `hitsend` (request_id, cost, timings, warnings) is on the last chunk of all, and
+in the body of an unstreamed answer. Next: `errors.py`.
+"""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from hitsend.core.lifecycle import FinishReason
+from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, Usage
+from hitsend.serve.stream import sse
+
+Item = Started | Delta | Completed
+
+_LOWEST_LOGPROB = -9999.0
+"""JSON has no -Infinity; OpenAI's documentation gives this value for "very unlikely"."""
+
+
+class TopLogprobOut(msgspec.Struct, frozen=True):
+    """One alternative; `bytes` is null where a token has none (control tokens)."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+
+
+class LogprobOut(msgspec.Struct, frozen=True):
+    """One token of the answer."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None
+    top_logprobs: list[TopLogprobOut]
+
+
+class LogprobsOut(msgspec.Struct, frozen=True):
+    """What a choice's `logprobs` holds when they were asked for."""
+
+    content: list[LogprobOut]
+    refusal: None = None
+
+
+class DeltaOut(msgspec.Struct, frozen=True):
+    """A chunk's delta: empty on the finishing chunk."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """One choice in a chunk."""
+
+    index: int
+    delta: DeltaOut
+    logprobs: LogprobsOut | None = None
+    finish_reason: FinishReason | None = None
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """A subset of the prompt's tokens."""
+
+    cached_tokens: int
+    audio_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """A subset of the completion's tokens."""
+
+    reasoning_tokens: int
+    audio_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
+class UsageOut(msgspec.Struct, frozen=True):
+    """Tokens of the whole request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """hitsend's own object: never inside a field of OpenAI's. `matched_stops` has one entry per choice."""
+
+    request_id: str
+    cost_microusd: int
+    timings: dict[str, float]
+    warnings: tuple[str, ...]
+    matched_stops: tuple[str | None, ...]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One SSE event. `usage` is null on all chunks but the usage chunk where usage was asked for, else absent."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: tuple[ChunkChoice, ...]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: UsageOut | UnsetType | None = UNSET
+    hitsend: Extension | UnsetType = UNSET
+
+
+class MessageOut(msgspec.Struct, frozen=True):
+    """The answer's message."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    annotations: tuple[()] = ()
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One finished choice."""
+
+    index: int
+    message: MessageOut
+    logprobs: LogprobsOut | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: tuple[Choice, ...]
+    usage: UsageOut
+    hitsend: Extension
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class IncompleteAnswer(Exception):
+    """The pipeline ended without the words that every answer ends with: a bug in hitsend."""
+
+
+async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> AsyncGenerator[bytes, None]:
+    """SSE frames, one or more whole ones at a time. Raises what the pipeline raises; closing it closes `items`."""
+    stream: _Stream | None = None
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Started):
+                stream = _Stream(request, item)
+                yield stream.roles()
+            elif stream is None:
+                raise IncompleteAnswer("the pipeline's first word was not Started")
+            elif isinstance(item, Delta):
+                if frames := stream.delta(item):
+                    yield frames
+            else:
+                yield stream.end(item)
+                return
+    raise IncompleteAnswer("the pipeline ended without Completed")
+
+
+async def encode_whole(request: Request, items: AsyncGenerator[Item, None]) -> bytes:
+    """The body of an unstreamed answer. Raises what the pipeline raises; `items` is closed at the end."""
+    started: Started | None = None
+    choices = [_Collected() for _ in range(request.n)]
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Started):
+                started = item
+            elif isinstance(item, Delta):
+                choices[item.index].add(item)
+            elif started is not None:
+                return _encode(_completion(request, started, choices, item))
+    raise IncompleteAnswer("the pipeline ended without Started and Completed")
+
+
+class _Stream:
+    """Keeps the order of one stream's chunks."""
+
+    def __init__(self, request: Request, started: Started) -> None:
+        self._request = request
+        self._started = started
+        self._unfinished = set(range(request.n))
+        self._matched: dict[int, str] = {}
+        self._last: ChunkChoice | None = None
+
+    def roles(self) -> bytes:
+        first = DeltaOut(role="assistant", content="", refusal=None)
+        return b"".join(self._frame(ChunkChoice(index, first)) for index in range(self._request.n))
+
+    def delta(self, delta: Delta) -> bytes:
+        if delta.index not in self._unfinished:
+            raise IncompleteAnswer(f"choice {delta.index} went on after its end")
+        frames = b""
+        if delta.text or delta.logprobs:
+            logprobs = _logprobs(delta.logprobs) if self._request.logprobs else None
+            frames = self._frame(ChunkChoice(delta.index, DeltaOut(content=delta.text), logprobs))
+        if delta.finish_reason is None:
+            return frames
+        self._unfinished.remove(delta.index)
+        if delta.matched_stop is not None:
+            self._matched[delta.index] = delta.matched_stop
+        ending = ChunkChoice(delta.index, DeltaOut(), finish_reason=_wire_reason(delta.finish_reason))
+        if self._unfinished:
+            return frames + self._frame(ending)
+        self._last = ending
+        return frames
+
+    def end(self, completed: Completed) -> bytes:
+        if self._last is None:
+            raise IncompleteAnswer(f"{len(self._unfinished)} choices have no end")
+        matched = tuple(self._matched.get(index) for index in range(self._request.n))
+        extension = _extension(self._request, completed, matched)
+        if not self._request.include_usage:
+            return self._frame(self._last, hitsend=extension) + sse.DONE
+        return self._frame(self._last) + self._frame(usage=_usage(completed.usage), hitsend=extension) + sse.DONE
+
+    def _frame(
+        self, *choices: ChunkChoice, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
+    ) -> bytes:
+        chunk = Chunk(
+            id=_id(self._request),
+            created=self._started.created,
+            model=self._started.model,
+            system_fingerprint=self._started.system_fingerprint,
+            choices=choices,
+            usage=usage if self._request.include_usage else UNSET,
+            hitsend=hitsend,
+        )
+        return sse.frame(_encode(chunk))
+
+
+class _Collected:
+    """One choice of an unstreamed answer, until it is whole."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[TextLogprob] = []
+        self.reason: FinishReason | None = None
+        self.matched: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        if self.reason is not None:
+            raise IncompleteAnswer(f"choice {delta.index} went on after its end")
+        self.texts.append(delta.text)
+        self.logprobs += delta.logprobs
+        self.reason = delta.finish_reason
+        self.matched = delta.matched_stop
+
+
+def _completion(
+    request: Request, started: Started, collected: list[_Collected], completed: Completed
+) -> ChatCompletion:
+    choices = []
+    for index, choice in enumerate(collected):
+        if choice.reason is None:
+            raise IncompleteAnswer(f"choice {index} has no end")
+        logprobs = _logprobs(choice.logprobs) if request.logprobs else None
+        message = MessageOut("".join(choice.texts))
+        choices.append(Choice(index, message, logprobs, _wire_reason(choice.reason)))
+    return ChatCompletion(
+        id=_id(request),
+        created=started.created,
+        model=started.model,
+        system_fingerprint=started.system_fingerprint,
+        choices=tuple(choices),
+        usage=_usage(completed.usage),
+        hitsend=_extension(request, completed, tuple(choice.matched for choice in collected)),
+    )
+
+
+def _id(request: Request) -> str:
+    return f"chatcmpl-{request.request_id}"
+
+
+def _wire_reason(reason: FinishReason) -> FinishReason:
+    if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        raise IncompleteAnswer(f"{reason} is no end of an answer: it should have been raised")
+    return reason
+
+
+def _usage(usage: Usage) -> UsageOut:
+    return UsageOut(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=PromptDetails(cached_tokens=usage.cached_tokens),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
+    )
+
+
+def _extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
+    return Extension(
+        request_id=request.request_id,
+        cost_microusd=completed.cost_microusd,
+        timings=completed.timings,
+        warnings=tuple(dict.fromkeys((*request.warnings, *completed.warnings))),
+        matched_stops=matched,
+    )
+
+
+def _logprobs(entries: Iterable[TextLogprob]) -> LogprobsOut:
+    return LogprobsOut(
+        [
+            LogprobOut(**_common(entry), top_logprobs=[TopLogprobOut(**_common(other)) for other in entry.top])
+            for entry in entries
+        ]
+    )
+
+
+def _common(entry: TextLogprob) -> dict[str, Any]:
+    logprob = max(_LOWEST_LOGPROB, entry.logprob)
+    return {"token": entry.token, "logprob": logprob, "bytes": entry.bytes or None}

@@ -1,0 +1,98 @@
+"""One HTTP request and the answer to it, as the route handlers see them.
+
+Enters: the ASGI scope and channels. Leaves: headers by name, an id, and answers that carry it. Always true: every
+response has `x-request-id`, whoever sends it; a client's own id is taken over only when it is well-formed and not in
+use by another request of late, because ids name flight records and ledger rows. Next: `body.py`.
+"""
+
+import re
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from hitsend.core.request import Principal
+from hitsend.serve.api.services import Services
+from hitsend.serve.stream.deliver import Header, Message, Receive, Send
+
+Scope = dict[str, Any]
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_JSON: Header = (b"content-type", b"application/json")
+
+
+class RequestIds:
+    """Gives every request an id of its own."""
+
+    def __init__(self, remembered: int = 100_000) -> None:
+        self._remembered = remembered
+        self._given: OrderedDict[str, None] = OrderedDict()
+
+    def choose(self, asked: list[bytes]) -> str:
+        """The client's own id when it sent one good one; a repeated one (a retry) gets a suffix. Else a new one."""
+        if len(asked) != 1 or not _REQUEST_ID.fullmatch(asked[0]):
+            return f"req_{secrets.token_hex(12)}"
+        chosen = asked[0].decode()
+        if chosen in self._given:
+            chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"
+        self._given[chosen] = None
+        if len(self._given) > self._remembered:
+            self._given.popitem(last=False)
+        return chosen
+
+
+class Exchange:
+    """One request on its way through the routes. `principal` is set once the caller is known."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, services: Services, request_ids: RequestIds
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.services = services
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = request_ids.choose(self.header_values(b"x-request-id"))
+        self.principal = Principal()
+        self.param = ""
+        self.route = "unmatched"
+        self.status: int | None = None
+        self._send_message = send
+
+    @property
+    def method(self) -> str:
+        """HTTP's method."""
+        return str(self.scope["method"])
+
+    @property
+    def path(self) -> str:
+        """The path as the server parsed it from the request line; no header has a say in it."""
+        return str(self.scope["path"])
+
+    @property
+    def client_host(self) -> str | None:
+        """The peer's address as the socket says it."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else None
+
+    def header_values(self, name: bytes) -> list[bytes]:
+        """All values of a header, in order."""
+        return [value for key, value in self.scope["headers"] if key == name]
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send, with the request id added to whatever starts a response."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            message = {**message, "headers": headers}
+        await self._send_message(message)
+
+    async def answer(self, status: int, body: bytes, headers: list[Header]) -> None:
+        """Send a whole response at once."""
+        sized = [*headers, (b"content-length", str(len(body)).encode())]
+        await self.send({"type": "http.response.start", "status": status, "headers": sized})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def answer_json(self, value: Any, *, status: int = 200) -> None:
+        """Send a JSON document."""
+        await self.answer(status, msgspec.json.encode(value), [_JSON])

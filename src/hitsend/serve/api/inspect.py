@@ -1,0 +1,184 @@
+"""Looking at the server: flight records, its state, its page, its models, its health.
+
+Enters: GET requests. Leaves: JSON, Prometheus' text, the page's files. Always true: a caller with a key sees the
+records of that key and no others; an unknown record and a foreign one are the same 404; `/healthz` says nothing but
+whether the engine makes progress, since it is the one route without a key. Next: `../chat/`.
+"""
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from hitsend.core.errors import InvalidRequest, ModelNotFound, NotFound
+from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.services import PageFile, RecordSummary, ServedModel
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 1000
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    key_id: str | None = None
+
+
+class _Owned(msgspec.Struct, frozen=True):
+    principal: _Owner = _Owner()
+
+
+def load_page() -> dict[str, PageFile]:
+    """The page's files by name, read once; nothing else of the disk is served. Empty where they aren't installed."""
+    folder = files("hitsend") / "inspect" / "web"
+    if not folder.is_dir():
+        return {}
+    found = {}
+    for entry in folder.iterdir():
+        suffix = "." + entry.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            found[entry.name] = PageFile(_TYPES[suffix], entry.read_bytes())
+    return found
+
+
+async def page(exchange: Exchange) -> None:
+    """The inspector's page, at `/` and `/inspect`."""
+    await _send_file(exchange, "index.html")
+
+
+async def page_file(exchange: Exchange) -> None:
+    """A script or style of the page."""
+    await _send_file(exchange, exchange.param)
+
+
+async def requests(exchange: Exchange) -> None:
+    """The newest requests, newest first."""
+    limit = _limit(exchange.scope.get("query_string", b""))
+    key_id = None if _sees_all(exchange) else exchange.principal.key_id
+    summaries = await exchange.services.records.list(limit, key_id=key_id)
+    await exchange.answer_json({"requests": [_line(summary) for summary in summaries]})
+
+
+async def request(exchange: Exchange) -> None:
+    """One flight record. Raises NotFound."""
+    record = await exchange.services.records.get(exchange.param)
+    if record is None or not (_sees_all(exchange) or _owner(record) == exchange.principal.key_id):
+        raise NotFound("no record of that request")
+    await exchange.answer(200, record, [(b"content-type", b"application/json")])
+
+
+async def state(exchange: Exchange) -> None:
+    """The server's figures of this moment."""
+    await exchange.answer_json(exchange.services.state())
+
+
+async def models(exchange: Exchange) -> None:
+    """All served models."""
+    await exchange.answer_json({"object": "list", "data": [_model(model) for model in exchange.services.models()]})
+
+
+async def model(exchange: Exchange) -> None:
+    """One served model. Raises ModelNotFound."""
+    for served in exchange.services.models():
+        if served.id == exchange.param:
+            await exchange.answer_json(_model(served))
+            return
+    raise ModelNotFound("no model of that name is served here", param="model")
+
+
+async def metrics(exchange: Exchange) -> None:
+    """Prometheus' text."""
+    content_type, body = exchange.services.render_metrics()
+    await exchange.answer(200, body, [(b"content-type", content_type.encode())])
+
+
+async def healthz(exchange: Exchange) -> None:
+    """200 while the engine makes progress or has nothing to do, else 503."""
+    health = exchange.services.health()
+    status = "ok" if health.is_healthy else "stalled"
+    await exchange.answer_json({"status": status}, status=200 if health.is_healthy else 503)
+
+
+async def readyz(exchange: Exchange) -> None:
+    """200 when a request sent now would be served, else 503 and why."""
+    health = exchange.services.health()
+    shown = {"status": "ready" if health.is_ready else "not ready", "detail": health.detail}
+    await exchange.answer_json(shown, status=200 if health.is_ready else 503)
+
+
+def _sees_all(exchange: Exchange) -> bool:
+    return exchange.principal.is_anonymous or exchange.principal.role == "admin"
+
+
+def _owner(record: bytes) -> str | None:
+    return msgspec.json.decode(record, type=_Owned).principal.key_id
+
+
+def _limit(query: bytes) -> int:
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=16)).get("limit")
+    if given is None:
+        return DEFAULT_LIMIT
+    if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= MAX_LIMIT:
+        raise InvalidRequest(f"limit: expected 1 to {MAX_LIMIT}", param="limit")
+    return int(given)
+
+
+def _line(summary: RecordSummary) -> dict[str, Any]:
+    return {
+        "request_id": summary.request_id,
+        "received_at": summary.received_at,
+        "state": summary.state,
+        "finish_reason": summary.finish_reason,
+        "error": summary.error_code,
+        "model": summary.model,
+        "name": summary.key_name,
+        "wall_ms": summary.wall_ms,
+        "usage": {"prompt_tokens": summary.prompt_tokens, "completion_tokens": summary.completion_tokens},
+        "cost_microusd": summary.cost_microusd,
+    }
+
+
+def _model(served: ServedModel) -> dict[str, Any]:
+    return {
+        "id": served.id,
+        "object": "model",
+        "created": served.created,
+        "owned_by": served.owned_by,
+        "max_model_len": served.context,
+    }
+
+
+async def _send_file(exchange: Exchange, name: str) -> None:
+    found = exchange.services.page.get(name)
+    if found is None:
+        raise NotFound("no such page")
+    headers = [
+        (b"content-type", found.content_type.encode()),
+        (b"cache-control", b"no-cache"),
+        (b"content-security-policy", _policy(found.body).encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+    ]
+    await exchange.answer(200, found.body, headers)
+
+
+def _policy(html: bytes) -> str:
+    """What the page may load: this server's own files, and the inline code it came with, by hash."""
+    hashes = {"script": "", "style": ""}
+    for kind, code in _INLINE.findall(html):
+        digest = base64.b64encode(hashlib.sha256(code).digest()).decode()
+        hashes[kind.decode()] += f" 'sha256-{digest}'"
+    return (
+        f"default-src 'none'; connect-src 'self'; img-src 'self' data:; script-src 'self'{hashes['script']}; "
+        f"style-src 'self'{hashes['style']}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )

@@ -1,0 +1,117 @@
+"""The routes, and what every request passes before it reaches one.
+
+Enters: ASGI scopes. Leaves: responses. Always true: the order is request id, Host, caller, route, method, handler, and
+nothing is read or computed for a caller who isn't known (only `/healthz` needs no key); a route is matched on the
+scope's path alone; whatever a handler raises becomes a status here, unless the response has begun. Next: `exchange.py`.
+"""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+
+from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
+from hitsend.serve.api import chat_completions, inspect, tokens
+from hitsend.serve.api.errors import error_body, error_headers, public
+from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
+from hitsend.serve.api.hosts import check_host, check_origin, host_name
+from hitsend.serve.api.services import Services
+from hitsend.serve.stream.deliver import Receive, Send
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+ROUTES: dict[str, dict[str, Handler]] = {
+    "/": {"GET": inspect.page},
+    "/v1/chat/completions": {"POST": chat_completions.chat_completions},
+    "/v1/models": {"GET": inspect.models},
+    "/v1/models/{id}": {"GET": inspect.model},
+    "/tokenize": {"POST": tokens.tokenize},
+    "/detokenize": {"POST": tokens.detokenize},
+    "/inspect": {"GET": inspect.page},
+    "/inspect/requests": {"GET": inspect.requests},
+    "/inspect/requests/{id}": {"GET": inspect.request},
+    "/inspect/state": {"GET": inspect.state},
+    "/inspect/web/{id}": {"GET": inspect.page_file},
+    "/metrics": {"GET": inspect.metrics},
+    "/healthz": {"GET": inspect.healthz},
+    "/readyz": {"GET": inspect.readyz},
+}
+"""Template to method to handler. What stands for the braces is the handler's `param`, slashes and all."""
+
+OPEN_TO_ALL = frozenset({"/healthz"})
+
+
+class Routes:
+    """The ASGI application for HTTP. `app.py` wraps it with the lifespan."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._request_ids = RequestIds()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request; refuse a WebSocket."""
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        clock = self._services.clock
+        started_at = clock.now()
+        exchange = Exchange(scope, receive, send, services=self._services, request_ids=self._request_ids)
+        try:
+            await self._serve(exchange)
+        except ClientGone as gone:
+            exchange.status = exchange.status or gone.status
+        except Exception as error:
+            if exchange.status is not None:
+                raise
+            shown = public(error, exchange.request_id)
+            headers = error_headers(shown)
+            if isinstance(shown, MethodNotAllowed):
+                headers.append((b"allow", ", ".join(ROUTES[exchange.route]).encode()))
+            await exchange.answer(shown.status, error_body(shown), headers)
+        finally:
+            self._services.observe_http(exchange.route, exchange.status or 500, clock.now() - started_at)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        services = self._services
+        hosts = exchange.header_values(b"host")
+        host = host_name(hosts, is_required=exchange.scope.get("http_version") != "1.0")
+        exchange.route, exchange.param = match(exchange.path)
+        if exchange.route not in OPEN_TO_ALL:
+            check_host(host, services.server, are_keys_required=services.auth.are_keys_required)
+            key, is_from_browser = _presented_key(exchange)
+            exchange.principal = services.auth.authenticate(key, exchange.client_host)
+            if exchange.principal.is_anonymous or is_from_browser:
+                check_origin(exchange.header_values(b"origin"), hosts)
+        handlers = ROUTES.get(exchange.route)
+        if handlers is None:
+            raise NotFound("no such route")
+        handler = handlers.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if handler is None:
+            raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
+        await handler(exchange)
+
+
+def match(path: str) -> tuple[str, str]:
+    """The template that the path matches and what stands in its braces; `unmatched` when there is none."""
+    if path in ROUTES:
+        return path, ""
+    for template in ROUTES:
+        prefix = template.removesuffix("{id}")
+        if prefix != template and path.startswith(prefix) and path != prefix:
+            return template, path.removeprefix(prefix)
+    return "unmatched", ""
+
+
+def _presented_key(exchange: Exchange) -> tuple[str | None, bool]:
+    """The presented key as a Bearer, and whether a browser adds it on its own (Basic: the password is the key)."""
+    values = exchange.header_values(b"authorization")
+    if len(values) != 1:
+        return None, False
+    value = values[0].decode("latin-1")
+    scheme, _, rest = value.partition(" ")
+    if scheme.lower() != "basic":
+        return value, False
+    try:
+        _, _, password = base64.b64decode(rest.strip(), validate=True).decode("latin-1").partition(":")
+    except binascii.Error:
+        return None, True
+    return f"Bearer {password}", True

@@ -1,0 +1,141 @@
+"""What the routes need from the rest of the server, as one struct that `app.py` fills.
+
+Enters: nothing. Leaves: types. Always true: the edge knows stages only by what it asks of them, so a test can drive
+every route with a few lines of fakes. Next: `routes.py`.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from hitsend.core.clock import Clock
+from hitsend.core.record import Flight
+from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
+
+Answer = AsyncGenerator[Started | Delta | Completed, None]
+
+
+class Authenticator(Protocol):
+    """Who is calling; `access/auth.py`."""
+
+    @property
+    def are_keys_required(self) -> bool:
+        """Whether nobody is anonymous any more."""
+        ...
+
+    def authenticate(self, authorization: str | None, client_host: str | None) -> Principal:
+        """Raises InvalidApiKey."""
+        ...
+
+
+class Flights(Protocol):
+    """The flight records that are being written."""
+
+    def open(self, request_id: str, principal: Principal) -> Flight:
+        """Begin one. Its id is this request's alone."""
+        ...
+
+    def close(self, flight: Flight) -> None:
+        """Nothing more will happen to it: stop its clock, count it, hand it to the store. Never waits, never fails."""
+        ...
+
+
+class RecordSummary(Protocol):
+    """One line of the list of requests; `usage/records.py`."""
+
+    @property
+    def request_id(self) -> str: ...  # noqa: D102  # the names are explained where RecordSummary is defined
+    @property
+    def received_at(self) -> float: ...  # noqa: D102
+    @property
+    def state(self) -> str: ...  # noqa: D102
+    @property
+    def finish_reason(self) -> str | None: ...  # noqa: D102
+    @property
+    def error_code(self) -> str | None: ...  # noqa: D102
+    @property
+    def model(self) -> str | None: ...  # noqa: D102
+    @property
+    def key_name(self) -> str: ...  # noqa: D102
+    @property
+    def wall_ms(self) -> float: ...  # noqa: D102
+    @property
+    def prompt_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def completion_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def cost_microusd(self) -> int: ...  # noqa: D102
+
+
+class Records(Protocol):
+    """Flight records to show: open ones as they stand, closed ones from the store."""
+
+    async def get(self, request_id: str) -> bytes | None:
+        """A record's JSON; it holds `principal.key_id`."""
+        ...
+
+    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
+        """The newest, newest first; only that key's, if given."""
+        ...
+
+
+class Text(Protocol):
+    """Tokenising outside of a chat."""
+
+    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
+        """Ids of a text; control spellings stay text unless asked for. Raises InvalidRequest."""
+        ...
+
+    async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
+        """Ids of the request's rendered messages. Raises InvalidRequest."""
+        ...
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """The text of ids. Raises InvalidRequest for an id outside the vocabulary."""
+        ...
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One entry of `GET /v1/models`. `context` is tokens per sequence."""
+
+    id: str
+    created: int
+    context: int
+    owned_by: str = "hitsend"
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`is_healthy`: the engine makes progress or has nothing to do. `is_ready`: a request sent now would be served."""
+
+    is_healthy: bool
+    is_ready: bool
+    detail: str = ""
+
+
+class PageFile(msgspec.Struct, frozen=True):
+    """One file of the inspector's page."""
+
+    content_type: str
+    body: bytes
+
+
+class Services(msgspec.Struct, frozen=True):
+    """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path."""
+
+    clock: Clock
+    server: ServerSettings
+    access: AccessSettings
+    stream: StreamSettings
+    auth: Authenticator
+    flights: Flights
+    pipeline: Callable[[Request, Flight], Answer]
+    text: Text
+    records: Records
+    models: Callable[[], tuple[ServedModel, ...]]
+    state: Callable[[], dict[str, Any]]
+    health: Callable[[], Health]
+    render_metrics: Callable[[], tuple[str, bytes]]
+    observe_http: Callable[[str, int, float], None]
+    page: dict[str, PageFile]
