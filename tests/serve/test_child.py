@@ -74,10 +74,10 @@ async def test_words_before_death_arrive_before_the_exit() -> None:
     edge = Edge()
     await edge.child.start()
     edge.child.send(b"die")
-    exit = await edge.exit()
+    ended = await edge.exit()
     assert edge.bodies.get_nowait() == b"dying"
-    assert (exit.status, exit.signal, exit.lines) == (7, None, ("last words",))
-    assert exit.how == "exit code 7"
+    assert (ended.status, ended.signal, ended.lines) == (7, None, ("last words",))
+    assert ended.how == "exit code 7"
 
 
 async def test_kill_is_reported_with_its_signal() -> None:
@@ -86,8 +86,8 @@ async def test_kill_is_reported_with_its_signal() -> None:
     edge.child.send(b"up")
     await edge.body()
     edge.child.kill()
-    exit = await edge.exit()
-    assert (exit.status, exit.signal, exit.how) == (None, signal.SIGKILL, "signal 9")
+    ended = await edge.exit()
+    assert (ended.status, ended.signal, ended.how) == (None, signal.SIGKILL, "signal 9")
     assert edge.child.pid is None
     assert not edge.child.is_running
 

@@ -1,0 +1,236 @@
+"""libllama behind the loop's `Decoder`: batches in, logits out.
+
+Enters: a `LoadedModel` with weights and a `CellPlan`. Leaves: rows of logits. Always true: batch arrays are allocated
+once and filled by whole-array copies, logits are copied out before the library is called again, a step that would
+take longer than `CALL_S` is cut into several calls with `on_progress` between them (a slow machine must not look
+dead), and a step that failed half-way leaves every sequence as it was or says that the process has to go. Next:
+`worker.py`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.libllama import floats_at, new_batch
+from hitsend.serve.engine.shape import CellPlan
+from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.decoder import Batch, DecoderFailed
+
+CALL_S = 4.0
+"""A call that takes longer makes the next ones half as big: half of the 8 s after which /healthz turns red."""
+
+_PREFILL_GAIN = 3
+"""A batch is at least so much faster per token than a single token, on any machine we measured."""
+
+_NO_SLOT, _ABORTED, _BAD_BATCH = 1, 2, -1
+_PARTIAL_ONLY = 1
+
+
+class LlamaDecoder:
+    """One context of `plan.num_slots` sequences. Not thread-safe. See `loop/decoder.py` for the contract."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        plan: CellPlan,
+        clock: Clock,
+        *,
+        step_tokens: int,
+        num_threads: int,
+        is_unified: bool,
+    ) -> None:
+        self._clock = clock
+        self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
+        self._max_batch = max(step_tokens, plan.num_slots)
+        self._context = self._open(num_threads)
+        self._memory: int = self._lib.llama_get_memory(self._context)
+        self._vocab_size = model.vocabulary.num_tokens
+        self._end = model.vocabulary.eog
+        self._call_tokens = self._max_batch
+        size = self._max_batch
+        self._ids, self._positions, self._slots = (np.zeros(size, np.int32) for _ in range(3))
+        self._wants = np.zeros(size, np.int8)
+        # every token belongs to one sequence: pointer i always leads to slots[i]
+        pointers = self._slots.ctypes.data + np.arange(size, dtype=np.uint64) * self._slots.itemsize
+        self._arrays = (self._ids, self._positions, np.ones(size, np.int32), pointers, self._wants)
+        self.on_progress: Callable[[], None] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Length of a row of logits."""
+        return self._vocab_size
+
+    @property
+    def num_slots(self) -> int:
+        """How many sequences can have cache at once."""
+        return self._plan.num_slots
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of all slots together."""
+        return self._plan.num_cells
+
+    @property
+    def cells_per_slot(self) -> int:
+        """Most cells that one sequence can hold."""
+        return self._plan.cells_per_slot
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens in one `decode` call."""
+        return self._max_batch
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens by which the model says that it has finished."""
+        return self._end
+
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """Run the batch and copy its logits out. Raises DecoderFailed."""
+        count = len(batch.token_ids)
+        if not 0 < count <= self._max_batch:
+            raise DecoderFailed(f"a batch of {count} tokens, limit {self._max_batch}", is_fatal=False)
+        self._ids[:count] = batch.token_ids
+        self._positions[:count] = batch.positions
+        self._slots[:count] = batch.slots
+        self._wants[:count] = batch.wants_logits
+        logits = np.empty((int(batch.wants_logits.sum()), self._vocab_size), np.float32)
+        start, rows = 0, 0
+        while start < count:
+            size = min(self._call_tokens, count - start)
+            rows = self._call(start, size, logits, rows)
+            start += size
+            if start < count and self.on_progress is not None:
+                self.on_progress()
+        return logits
+
+    def release(self, slot: int) -> None:
+        """Forget everything that the slot holds."""
+        self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+
+    def move(self, source: int, target: int) -> None:
+        """Move a whole sequence to an empty slot."""
+        if self._is_unified:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        else:
+            # seq_cp between streams copies the stream's whole buffer; saved state holds only the used cells.
+            self._copy_state(source, target)
+        self.release(source)
+
+    def cells_used(self, slot: int) -> int:
+        """What the library itself says that the slot holds, in cells."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def state_bytes(self, slot: int, *, is_partial: bool = False) -> int:
+        """Size of the slot's saved state; partial leaves the attention cells out (hybrid models)."""
+        flags = _PARTIAL_ONLY if is_partial else 0
+        return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, flags))
+
+    def warm_up(self) -> float:
+        """Decode one token and forget it: pages the weights in. Returns the seconds of a second, warm token."""
+        one = np.zeros(1, np.int32)
+        seconds = 0.0
+        for position in range(2):
+            begin = self._clock.now()
+            self.decode(Batch(one, one + position, one, np.ones(1, np.bool_)))
+            seconds = self._clock.now() - begin
+        self.release(0)
+        if seconds > 0:
+            # Nothing is known about long batches yet, and a first call must not look like a dead engine.
+            self._call_tokens = self._bounded(CALL_S / seconds * _PREFILL_GAIN)
+        return seconds
+
+    def close(self) -> None:
+        """Free the context (before the model). Safe to call twice."""
+        if self._context:
+            self._lib.llama_free(self._context)
+            self._context = 0
+
+    def _open(self, num_threads: int) -> int:
+        lib, plan = self._lib, self._plan
+        params = lib.default_context_params()
+        params.n_ctx = plan.num_cells
+        params.n_batch = self._max_batch
+        params.n_ubatch = min(self._max_batch, 512)
+        params.n_seq_max = plan.num_slots
+        params.n_threads = params.n_threads_batch = num_threads
+        params.kv_unified = self._is_unified
+        lib.take_lines()
+        context: int = lib.llama_init_from_model(self._model.handle, params) or 0
+        if not context:
+            raise ConfigError(
+                f"libllama can't hold {plan.num_cells} cells in {plan.num_slots} slots "
+                f"(engine.context, engine.num_slots, engine.kv_budget_bytes): {lib.take_lines() or 'no reason given'}"
+            )
+        # A struct layout that passed the check at start-up but is wrong all the same would show here.
+        found = {
+            "n_ctx": lib.llama_n_ctx(context),
+            "n_ctx_seq": lib.llama_n_ctx_seq(context),
+            "n_seq_max": lib.llama_n_seq_max(context),
+            "n_batch": lib.llama_n_batch(context),
+            "n_threads": lib.llama_n_threads(context),
+        }
+        asked = {
+            "n_ctx": plan.num_cells,
+            "n_ctx_seq": plan.num_cells if self._is_unified else plan.cells_per_slot,
+            "n_seq_max": plan.num_slots,
+            "n_batch": self._max_batch,
+            "n_threads": num_threads,
+        }
+        if found != asked:
+            lib.llama_free(context)
+            raise ConfigError(f"{lib.name} made another context than it was asked for: {found}, asked {asked}")
+        return context
+
+    def _call(self, start: int, size: int, logits: NDArray[np.float32], rows: int) -> int:
+        """One call of the library; returns how many rows of logits are filled now."""
+        begin = self._clock.now()
+        code: int = self._lib.llama_decode(self._context, new_batch(self._arrays, start, size))
+        if code != 0:
+            self._failed(code, start, size)
+        wanted = int(np.count_nonzero(self._wants[start : start + size]))
+        if wanted:
+            address = self._lib.llama_get_logits(self._context)
+            logits[rows : rows + wanted] = floats_at(address, wanted, self._vocab_size)
+        self._learn(size, self._clock.now() - begin)
+        return rows + wanted
+
+    def _learn(self, size: int, seconds: float) -> None:
+        # Halves and doubles with a wide gap between them: how a step is cut may change the last bits of its logits.
+        if seconds > CALL_S:
+            self._call_tokens = self._bounded(size / 2)
+        elif size == self._call_tokens and seconds < CALL_S / 4:
+            self._call_tokens = self._bounded(size * 2)
+
+    def _bounded(self, tokens: float) -> int:
+        size = self._max_batch
+        while size > max(1.0, tokens):
+            size = -(-size // 2)
+        return size
+
+    def _failed(self, code: int, start: int, size: int) -> None:
+        words = self._lib.take_lines()
+        meaning = {_NO_SLOT: "no free cells", _ABORTED: "aborted", _BAD_BATCH: "bad batch"}.get(code, "failed")
+        is_fatal = code < _BAD_BATCH or not self._undo(start + size)
+        raise DecoderFailed(f"llama_decode returned {code} ({meaning}) {words}".strip(), is_fatal=is_fatal)
+
+    def _undo(self, count: int) -> bool:
+        """Take back what earlier calls of this step put into the cache; False where the library can't."""
+        slots, first = np.unique(self._slots[:count], return_index=True)
+        return all(
+            self._lib.llama_memory_seq_rm(self._memory, int(slot), int(self._positions[at]), -1)
+            for slot, at in zip(slots, first, strict=True)
+            if self._lib.llama_memory_seq_pos_max(self._memory, int(slot)) >= self._positions[at]
+        )
+
+    def _copy_state(self, source: int, target: int) -> None:
+        size = self.state_bytes(source)
+        saved = np.empty(size, np.uint8)
+        address = saved.ctypes.data
+        written = self._lib.llama_state_seq_get_data_ext(self._context, address, size, source, 0)
+        read = self._lib.llama_state_seq_set_data_ext(self._context, address, written, target, 0)
+        if not written or read != written:
+            raise DecoderFailed(f"could not move a sequence: {written} bytes saved, {read} restored", is_fatal=True)
