@@ -1,4 +1,4 @@
-"""What alembic runs: the given connection, the tables of `schema.py`.
+"""What alembic runs: the given connection, the tables of `database/schema.py`.
 
 Enters: the connection that `migrate.upgrade` put into the configuration. Leaves: nothing. Always true: the caller owns
 the transaction. Next: `versions/`.
