@@ -17,6 +17,9 @@ from hitsend.core.lifecycle import ENDED, State, advance
 from hitsend.core.request import Principal, Usage
 from hitsend.core.segments import Timeline
 
+_MAX_GAPS = 4096
+"""Times between tokens kept for the metrics: more than that of one request say nothing new."""
+
 
 class Flight:
     """One request's record while it is being written, and after."""
@@ -37,6 +40,7 @@ class Flight:
         self.received_wall = clock.wall()
         self.closed_at: float | None = None
         self.first_token_at: float | None = None
+        self.token_gaps_s: list[float] = []
         self.output_text: dict[int, list[str]] = {}
         self.cells_total: int | None = None
         self._clock = clock
@@ -48,6 +52,7 @@ class Flight:
         self._waiting_since: float | None = None
         self._paused_since: float | None = None
         self._last_step: ev.Step | None = None
+        self._last_token_at: float | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -232,10 +237,14 @@ class Flight:
             start = self._last_step.ended_at
         self._timeline.add(_segment(event), start, event.ended_at)
         self._last_step = event
+        if event.decode_tokens and self._last_token_at is not None:
+            if len(self.token_gaps_s) < _MAX_GAPS:
+                self.token_gaps_s.append(event.ended_at - self._last_token_at)
+            self._last_token_at = event.ended_at
 
     def _on_first_token(self, event: ev.FirstToken) -> None:
         if self.first_token_at is None:
-            self.first_token_at = event.at
+            self.first_token_at = self._last_token_at = event.at
 
     def _on_released(self, event: ev.Released) -> None:
         for since, name in ((self._waiting_since, "wait"), (self._paused_since, "client_wait")):

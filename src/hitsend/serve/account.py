@@ -1,0 +1,127 @@
+"""The hold as a `with` block: taken on entry, settled exactly once on exit, whatever ended the block.
+
+Enters: what to reserve; then the running generation and the assemblers of its choices. Leaves: one ledger row, and the
+request's usage and cost in its flight record. Always true: what is billed comes from the engine's own counts, read after
+the engine has let go of the request; a block that ends by an error or a cancellation bills what was really computed
+until then; nothing in here can keep a cancelled request from being settled. Next: `access/`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+
+import msgspec
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import ClientGone, Ended, ServeError, StorageFailed
+from hitsend.core.events import ChoiceFinished, Reserved, Settled
+from hitsend.core.record import Flight
+from hitsend.core.request import Usage
+from hitsend.serve.engine.protocol import Generation, Produced
+from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.usage.ledger import Ledger, Settlement
+from hitsend.serve.usage.meter import ChoiceCounts, Metered, Outcome, PromptCounts, meter
+from hitsend.serve.usage.pricing import cost_microusd
+from hitsend.serve.usage.rows import Hold, HoldRequest
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Produced(prompt_tokens=0, output_tokens=())
+
+
+class Account:
+    """One request's hold and bill."""
+
+    def __init__(self, ledger: Ledger, request: HoldRequest, flight: Flight, clock: Clock) -> None:
+        self._ledger = ledger
+        self._request = request
+        self._flight = flight
+        self._clock = clock
+        self._hold: Hold | None = None
+        self._generation: Generation | None = None
+        self._choices: Sequence[Assembler] = ()
+
+    async def __aenter__(self) -> "Account":
+        """Reserve. Raises what `Ledger.reserve` raises; then there is nothing to settle."""
+        self._hold = await self._ledger.reserve(self._request)
+        self._flight.record(
+            Reserved(
+                hold_id=self._hold.hold_id,
+                input_tokens=self._request.input_tokens,
+                output_tokens=self._request.output_tokens,
+                held_microusd=self._hold.held_microusd,
+                price_id=self._request.price.id,
+            )
+        )
+        return self
+
+    def watch(self, generation: Generation, choices: Sequence[Assembler]) -> None:
+        """Bill this generation; without it the hold is settled with nothing used."""
+        self._generation, self._choices = generation, choices
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Settle with what was really computed. By now the generation has been closed: its counts are final."""
+        assert self._hold is not None
+        outcome, reason = self._ending(error)
+        metered = self._metered(outcome)
+        started_at = self._clock.now()
+        settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
+        writing = self._ledger.settle(self._hold, settlement)
+        cost = cost_microusd(self._request.price, metered.usage)
+        self._note_choices(reason)
+        self._flight.usage = metered.usage
+        self._flight.finish_reason = self._flight.finish_reason or reason
+        try:
+            row = await writing
+            self._flight.ledger = msgspec.to_builtins(row)
+        except StorageFailed:
+            logger.warning("request %s: its row is owed and will be written later", self._request.request_id)
+        except asyncio.CancelledError:
+            # Already handed over: the writer will do it. Whoever cancels twice doesn't get to see the row.
+            self._record(started_at, metered.usage, cost, reason)
+            raise
+        self._record(started_at, metered.usage, cost, reason)
+
+    def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:
+        if error is None:
+            reasons = {str(choice.finish_reason) for choice in self._choices}
+            return "completed", reasons.pop() if len(reasons) == 1 else "mixed"
+        known = self._flight.error or (error if isinstance(error, ServeError) else None)
+        if known is None:
+            known = ClientGone("the client closed the connection")
+            known = known if isinstance(error, asyncio.CancelledError | GeneratorExit) else ServeError("internal error")
+        self._flight.fail(known)
+        return ("cancelled" if isinstance(known, Ended) else "failed"), known.code
+
+    def _metered(self, outcome: Outcome) -> Metered:
+        produced = self._generation.produced if self._generation is not None else _NOTHING
+        prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens)
+        counts = tuple(
+            ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None)
+            for tokens, choice in zip(produced.output_tokens, self._choices, strict=False)
+        )
+        return meter(outcome, prompt, counts)
+
+    def _note_choices(self, reason: str) -> None:
+        produced = self._generation.produced.output_tokens if self._generation is not None else ()
+        for index, (choice, tokens) in enumerate(zip(self._choices, produced, strict=False)):
+            billed = min(tokens, choice.num_tokens) if choice.is_finished else tokens
+            ending = str(choice.finish_reason or reason)
+            self._flight.record(ChoiceFinished(index, ending, billed, tokens - billed))
+
+    def _record(self, started_at: float, usage: Usage, cost: int, reason: str) -> None:
+        assert self._hold is not None
+        self._flight.record(
+            Settled(
+                started_at=started_at,
+                ended_at=self._clock.now(),
+                hold_id=self._hold.hold_id,
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cost_microusd=cost,
+                reason=reason,
+            )
+        )

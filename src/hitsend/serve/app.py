@@ -1,0 +1,274 @@
+"""The composition root: settings become objects, objects become one running server.
+
+Enters: `Settings`. Leaves: a server that listens until it is told to stop. Always true: this is the only place that knows
+every part and the order in which they start (database, writer, ledger, keys, text, engine) and stop (the other way round);
+it listens only when everything can serve. Next: `pipeline.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+import uvloop
+
+from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError
+from hitsend.core.request import Request
+from hitsend.serve.access.auth import Authenticator, is_loopback
+from hitsend.serve.access.store import KeyStore
+from hitsend.serve.api.inspect import load_page
+from hitsend.serve.api.routes import Routes
+from hitsend.serve.api.services import Health, ServedModel, Services
+from hitsend.serve.chat.budget import SEED_BITS, Budget
+from hitsend.serve.chat.presets import resolve_defaults
+from hitsend.serve.chat.text import TextChild
+from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.writer import Writer
+from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.models import FoundModel, find_model
+from hitsend.serve.flights import Flights
+from hitsend.serve.logs import set_up_logs
+from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.usage.ledger import Ledger
+from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.records import RecordStore
+from hitsend.settings import Loaded, Settings
+
+logger = logging.getLogger(__name__)
+
+
+def serve(loaded: Loaded) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError when it can't start."""
+    set_up_logs(loaded.settings.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(loaded.settings))
+
+
+async def _serve(settings: Settings) -> None:
+    with _listen(settings.server.host, settings.server.port) as listening:
+        async with built(settings) as services:
+            _check_exposure(services)
+            server = _Announcing(_uvicorn_config(Routes(services), settings), partial(_announce, services, listening))
+            await server.serve(sockets=[listening])
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A server inside this process."""
+
+    base_url: str
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncGenerator[Running]:
+    """A server in this process, on a free loopback port, for the length of the block. Leaves signals alone."""
+    with _listen("127.0.0.1", 0) as listening:
+        async with built(settings) as services:
+            started = asyncio.Event()
+            server = _Announcing(_uvicorn_config(Routes(services), settings), started.set, takes_signals=False)
+            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            try:
+                await started.wait()
+                yield Running(_url(listening))
+            finally:
+                server.should_exit = True
+                await serving
+
+
+@asynccontextmanager
+async def built(settings: Settings) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
+        stack.push_async_callback(database.close)
+        writer = Writer(database)
+        writer.start()
+        stack.push_async_callback(writer.stop)
+        records = RecordStore(database, writer, clock, settings.record)
+        records.start()
+        stack.push_async_callback(records.stop)
+        ledger = Ledger(database, writer, clock, settings.usage)
+        await ledger.start()
+        stack.push_async_callback(ledger.stop)
+        auth = Authenticator(KeyStore(database, clock))
+        await auth.start()
+        stack.push_async_callback(auth.stop)
+        found = await asyncio.to_thread(find_model, settings.engine, settings.server.data_dir)
+        text = TextChild(str(found.path), settings.chat, libllama=settings.engine.libllama)
+        stack.push_async_callback(text.stop)
+        metrics = Metrics()
+        engine = EmbeddedEngine(
+            settings.engine, str(found.path), clock, model=found.name, pause_tokens=settings.stream.pause_tokens
+        )
+        stack.push_async_callback(engine.stop)
+        await asyncio.gather(text.start(), engine.start())
+        stages = Stages(
+            clock=clock,
+            text=text,
+            budget=_budget(settings, found, text, engine),
+            engines={found.name: engine},
+            prices=PriceBook(settings.prices),
+            ledger=ledger,
+            wait_timeout_s=settings.engine.wait_timeout_s,
+        )
+        yield _services(settings, stages, engine, auth, Flights(records, metrics, clock, settings.record), metrics)
+
+
+def _budget(settings: Settings, found: FoundModel, text: TextChild, engine: EmbeddedEngine) -> Budget:
+    called = (found.name, found.path.stem, text.metadata.get("general.name", ""), engine.facts.architecture)
+    defaults = resolve_defaults(
+        called,
+        text.metadata,
+        settings=settings.models,
+        generation_config=found.generation_config,
+        thinking_default=text.facts.thinking_default,
+    )
+    return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
+
+
+def _services(
+    settings: Settings,
+    stages: Stages,
+    engine: EmbeddedEngine,
+    auth: Authenticator,
+    flights: Flights,
+    metrics: Metrics,
+) -> Services:
+    watch = _Watch(settings, stages, engine, metrics)
+    served = tuple(ServedModel(name, int(time.time()), engine.facts.cells_per_slot) for name in stages.engines)
+    return Services(
+        clock=stages.clock,
+        server=settings.server,
+        access=settings.access,
+        stream=settings.stream,
+        auth=auth,
+        flights=flights,
+        pipeline=lambda request, flight: run(request, flight, stages),
+        text=stages.text,
+        records=flights,
+        models=lambda: served,
+        state=watch.state,
+        health=watch.health,
+        render_metrics=watch.render_metrics,
+        observe_http=metrics.observe_http,
+        page=load_page(),
+    )
+
+
+class _Watch:
+    """What can be seen of the server from outside."""
+
+    def __init__(self, settings: Settings, stages: Stages, engine: EmbeddedEngine, metrics: Metrics) -> None:
+        self._settings = settings
+        self._stages = stages
+        self._engine = engine
+        self._metrics = metrics
+
+    def state(self) -> dict[str, Any]:
+        """The body of `/inspect/state`."""
+        now = self._engine.state()
+        facts = self._engine.facts
+        shown: dict[str, Any] = msgspec.to_builtins(now)
+        engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
+        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
+        engine |= {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
+        return shown | {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "engine": engine}
+
+    def health(self) -> Health:
+        """Red when work is due and nothing moves; not ready while the engine or the text process is away."""
+        now = self._engine.state()
+        is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
+        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
+        if is_ready:
+            return Health(is_healthy=True, is_ready=True)
+        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
+
+    def render_metrics(self) -> tuple[str, bytes]:
+        """The body of `/metrics`, with the figures of this moment."""
+        self._metrics.set_engine(self._engine.state())
+        self._metrics.set_storage(self._stages.ledger.holds_open, 0, 0)
+        return CONTENT_TYPE, self._metrics.render()
+
+
+def _check_exposure(services: Services) -> None:
+    host = services.server.host
+    if not services.auth.are_keys_required and not (is_loopback(host) or host == "localhost"):
+        raise ConfigError(
+            f"server.host is {host}, but no API key exists: without keys only this machine may be served "
+            "(127.0.0.1); make one with `hitsend keys create --name NAME`"
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, bound before anything slow starts, so that a taken port is known at once."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise ConfigError(f"server.host, server.port: can't listen on {host}:{port} ({error.strerror})") from error
+    return listening
+
+
+def _uvicorn_config(routes: Routes, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        routes,  # type: ignore[arg-type]  # uvicorn wants its own spelling of the same ASGI types
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, int(settings.server.drain_s)),
+    )
+
+
+class _Announcing(uvicorn.Server):
+    """uvicorn's server, which says when it listens, and leaves signals alone where it is a guest."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Any, *, takes_signals: bool = True) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._takes_signals = takes_signals
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so."""
+        await super().startup(sockets)
+        self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """SIGINT and SIGTERM end a server of its own process only."""
+        if not self._takes_signals:
+            yield
+            return
+        with super().capture_signals():
+            yield
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _announce(services: Services, listening: socket.socket) -> None:
+    url = _url(listening)
+    model = services.models()[0].id
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Say hello."}}]}}'
+    print(f"hitsend is ready: {model} at {url}")
+    print(f"  try:  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
+    print(f"  page: {url}/", flush=True)

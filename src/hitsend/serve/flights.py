@@ -1,0 +1,102 @@
+"""The flight records that are being written, and what becomes of them when they close.
+
+Enters: request ids and callers; later the closed flights. Leaves: records for the store, figures for the metrics, and
+answers about open and closed requests alike. Always true: a flight is closed once; closing neither waits nor fails; an
+open flight can be looked at any time. Next: `api/`.
+"""
+
+import msgspec
+
+from hitsend.core import events as ev
+from hitsend.core.clock import Clock
+from hitsend.core.record import Flight
+from hitsend.core.request import Principal
+from hitsend.serve.usage.metrics import Metrics, RequestFigures
+from hitsend.serve.usage.records import RecordStore, RecordSummary
+from hitsend.settings import RecordSettings
+
+UNSERVED = "none"
+"""The model label of requests that named no served model: what a client typed never becomes a label."""
+
+
+class Flights:
+    """Open flights by request id, in front of the store of closed ones."""
+
+    def __init__(self, store: RecordStore, metrics: Metrics, clock: Clock, settings: RecordSettings) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._settings = settings
+        self._open: dict[str, Flight] = {}
+
+    def open(self, request_id: str, principal: Principal) -> Flight:
+        """Begin a record."""
+        settings = self._settings
+        flight = Flight(request_id, self._clock, keep_text=settings.text, max_steps=settings.max_steps)
+        flight.principal = principal
+        self._open[request_id] = flight
+        return flight
+
+    def close(self, flight: Flight) -> None:
+        """Stop its clock, store it, count it."""
+        flight.close()
+        self._open.pop(flight.request_id, None)
+        self._store.put(summary(flight), msgspec.json.encode(flight.snapshot()))
+        self._metrics.observe_request(figures(flight))
+
+    async def get(self, request_id: str) -> bytes | None:
+        """A record's JSON: of an open flight as it stands, of a closed one from the store."""
+        flight = self._open.get(request_id)
+        if flight is not None:
+            return msgspec.json.encode(flight.snapshot())
+        return await self._store.get(request_id)
+
+    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
+        """The newest, newest first, open ones included; only that key's, if given."""
+        flying = [summary(f) for f in self._open.values() if key_id is None or f.principal.key_id == key_id]
+        flying.sort(key=lambda one: one.received_at, reverse=True)
+        return (*flying, *await self._store.list(limit, key_id=key_id))[:limit]
+
+
+def summary(flight: Flight) -> RecordSummary:
+    """One line about it."""
+    return RecordSummary(
+        request_id=flight.request_id,
+        received_at=flight.received_wall,
+        state=str(flight.state),
+        finish_reason=flight.finish_reason,
+        error_code=flight.error.code if flight.error else None,
+        model=flight.model,
+        key_id=flight.principal.key_id,
+        key_name=flight.principal.name,
+        wall_ms=round(flight.wall_ms, 3),
+        prompt_tokens=flight.usage.prompt_tokens,
+        completion_tokens=flight.usage.completion_tokens,
+        cost_microusd=flight.cost_microusd,
+    )
+
+
+def figures(flight: Flight) -> RequestFigures:
+    """What the metrics count of a closed flight."""
+    spent = flight.segments()
+    endings = [event for event in flight.events() if isinstance(event, ev.ChoiceFinished)]
+    cancelled = next((event for event in flight.events() if isinstance(event, ev.Cancelled)), None)
+    has_queued = any(isinstance(event, ev.Queued) for event in flight.events())
+    first, gaps = flight.first_token_at, flight.token_gaps_s
+    return RequestFigures(
+        model=flight.model or UNSERVED,
+        wall_s=flight.wall_ms / 1000.0,
+        queue_s=spent["wait"] / 1000.0 if has_queued else None,
+        prefill_s=(spent["prefill_own"] + spent["prefill_shared"]) / 1000.0 if first is not None else None,
+        ttft_s=None if first is None else first - flight.received_at,
+        tpot_s=sum(gaps) / len(gaps) if gaps else None,
+        gaps_s=tuple(gaps),
+        finish_reasons=tuple(event.finish_reason for event in endings),
+        error_code=flight.error.code if flight.error else None,
+        cancelled_during=cancelled.during if cancelled else None,
+        prompt_tokens=flight.usage.prompt_tokens,
+        completion_tokens=flight.usage.completion_tokens,
+        cached_tokens=flight.usage.cached_tokens,
+        discarded_tokens=sum(event.num_discarded_tokens for event in endings),
+        cost_microusd=flight.cost_microusd,
+    )

@@ -1,0 +1,127 @@
+"""THE STORY: one chat request from parsed to settled, every stage called in order.
+
+Enters: a `Request` and the `Flight` that records it. Leaves: `Started`, then `Delta`s, then `Completed`. Always true: what
+a stage returns is recorded; a hold is taken before the engine works and settled exactly once after it, whatever ended
+the request; closing this generator, or cancelling the task that runs it, cancels the request at whatever stage it is.
+Next: `account.py`, then `access/` and down the alphabet.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import ModelNotFound
+from hitsend.core.events import Routed
+from hitsend.core.lifecycle import FinishReason, State
+from hitsend.core.record import Flight
+from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.serve.account import Account
+from hitsend.serve.chat.budget import Budget
+from hitsend.serve.chat.text import TextChild
+from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
+from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.usage.ledger import Ledger
+from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.rows import HoldRequest
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name."""
+
+    clock: Clock
+    text: TextChild
+    budget: Budget
+    engines: dict[str, Engine]
+    prices: PriceBook
+    ledger: Ledger
+    wait_timeout_s: float
+
+
+async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
+    """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
+    engine = _route(request, flight, stages)
+    job = await _prepare(request, flight, stages, engine)
+    engine.admit(job)
+    async with Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock) as account:
+        async with aclosing(engine.generate(job)) as generation:
+            choices = [_assembler(request, stages, index) for index in range(request.n)]
+            account.watch(generation, choices)
+            yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
+            async for delta in _answer(generation, choices, flight):
+                yield delta
+    flight.enter(State.FINISHED)
+    yield Completed(flight.usage, flight.cost_microusd, flight.timings(), request.warnings)
+
+
+def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
+    engine = stages.engines.get(request.model)
+    if engine is None:
+        served = ", ".join(stages.engines)
+        raise ModelNotFound(f"model {request.model[:100]!r} is not served here; served: {served}", param="model")
+    flight.model = request.model
+    flight.cells_total = engine.facts.num_cells
+    flight.record(Routed(engine.name, request.model, "the only engine that serves this model"))
+    return engine
+
+
+async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Job:
+    """Messages become ids, and ids a job that fits."""
+    context = engine.facts.cells_per_slot
+    prompt = await stages.text.prepare(request, wants_text=flight.keep_text, max_prompt_tokens=context)
+    flight.record(prompt.rendered(request.template_kwargs))
+    flight.record(prompt.tokenized())
+    fitted = stages.budget.fit(request, prompt, engine.facts)
+    flight.record(fitted)
+    return Job(
+        request_id=request.request_id,
+        prompt_token_ids=prompt.prompt_token_ids,
+        sampling=fitted.sampling,
+        n=request.n,
+        max_tokens=fitted.max_tokens,
+        deadline_s=stages.wait_timeout_s,
+    )
+
+
+def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:
+    return HoldRequest(
+        request_id=request.request_id,
+        principal=request.principal,
+        model=request.model,
+        engine=engine.name,
+        price=stages.prices.find(request.model, is_local=True),
+        input_tokens=len(job.prompt_token_ids),
+        output_tokens=job.max_tokens * job.n,
+    )
+
+
+def _assembler(request: Request, stages: Stages, index: int) -> Assembler:
+    return Assembler(stages.text.vocabulary, request.stop, want_logprobs=request.logprobs, index=index)
+
+
+async def _answer(generation: Generation, choices: Sequence[Assembler], flight: Flight) -> AsyncGenerator[Delta]:
+    """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
+    async for event in generation:
+        if isinstance(event, Tokens):
+            choice = choices[event.choice]
+            delta, seen = choice.feed(event.sampled)
+            for fact in seen:
+                flight.record(fact)
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                await generation.end_choice(event.choice)
+        elif isinstance(event, ChoiceDone):
+            if choices[event.choice].is_finished:
+                continue
+            delta = choices[event.choice].finish(FinishReason(event.reason))
+        else:
+            flight.record(event)
+            continue
+        flight.capture_output(delta.index, delta.text)
+        yield delta
+
+
+def _fingerprint(engine: Engine) -> str:
+    return f"{engine.facts.model} on {engine.facts.library}"
