@@ -34,7 +34,8 @@ from typing import ClassVar
 
 
 class ServeError(Exception):
-    """A request ended badly. `message` is safe to show to the caller: it never holds a secret, a path or prompt text."""
+    """A request ended badly. `message` is safe to show to the caller: it never holds a secret, a path or prompt
+    text."""
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500

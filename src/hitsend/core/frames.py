@@ -7,7 +7,8 @@ is refused before it is buffered, and what a body may contain is decided by the 
 import struct
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Longest body. A step report of 256 sequences with 20 alternatives each is below 100 KiB; a 248,320-entry vocabulary is 5 MiB."""
+"""Longest body. A step report of 256 sequences with 20 alternatives each is below 100 KiB; a 248,320-entry vocabulary
+is 5 MiB."""
 
 _HEAD = struct.Struct("!I")
 

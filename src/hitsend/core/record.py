@@ -1,9 +1,9 @@
 """The flight record: everything that happened to one request, in order, on one clock.
 
 Enters: events, as the stages return them. Leaves: the record as JSON values (shape: `Flight.snapshot`).
-Always true: the state follows `lifecycle.TRANSITIONS`; segments add up to the wall time; events are bounded (step events
-beyond `max_steps` are counted and keep feeding the segments, but are not kept); text is there only when it was captured.
-Next: `serve/pipeline.py`, which records.
+Always true: the state follows `lifecycle.TRANSITIONS`; segments add up to the wall time; events are bounded (step
+events beyond `max_steps` are counted and keep feeding the segments, but are not kept); text is there only when it was
+captured. Next: `serve/pipeline.py`, which records.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
 Enters: what `api/` parsed and `access/` found out about the caller. Leaves: frozen values that every later stage reads.
 Always true: nothing here is mutable, money is integer micro-dollars (10⁻⁶ USD), `None` means "not asked for", and a
-value that the client did not send is never invented here: defaults are resolved by `chat/`, where the checkpoint is known.
-Next: `lifecycle.py`.
+value that the client did not send is never invented here: defaults are resolved by `chat/`, where the checkpoint is
+known. Next: `lifecycle.py`.
 """
 
 from typing import Any
@@ -128,7 +128,8 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TextLogprob(msgspec.Struct, frozen=True):
-    """A token as clients see it: text (with U+FFFD where bytes are no text), its exact bytes, its logprob, alternatives."""
+    """A token as clients see it: text (with U+FFFD where bytes are no text), its exact bytes, its logprob,
+    alternatives."""
 
     token: str
     logprob: float

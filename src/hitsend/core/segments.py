@@ -2,7 +2,8 @@
 
 Enters: intervals with a name, in any order (the engine's arrive late when a slow client kept the edge from reading).
 Leaves: milliseconds per segment. Always true: the segments partition the time from arrival to close: every instant
-belongs to exactly one of them, the one of highest rank that covers it, and to `edge` where none does. Next: `record.py`.
+belongs to exactly one of them, the one of highest rank that covers it, and to `edge` where none does. Next:
+`record.py`.
 """
 
 from typing import NamedTuple

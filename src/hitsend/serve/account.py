@@ -1,15 +1,16 @@
 """The hold as a `with` block: taken on entry, settled exactly once on exit, whatever ended the block.
 
 Enters: what to reserve; then the running generation and the assemblers of its choices. Leaves: one ledger row, and the
-request's usage and cost in its flight record. Always true: what is billed comes from the engine's own counts, read after
-the engine has let go of the request; a block that ends by an error or a cancellation bills what was really computed
-until then; nothing in here can keep a cancelled request from being settled. Next: `access/`.
+request's usage and cost in its flight record. Always true: what is billed comes from the engine's own counts, read
+after the engine has let go of the request; a block that ends by an error or a cancellation bills what was really
+computed until then; nothing in here can keep a cancelled request from being settled. Next: `access/`.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -42,7 +43,7 @@ class Account:
         self._generation: Generation | None = None
         self._choices: Sequence[Assembler] = ()
 
-    async def __aenter__(self) -> "Account":
+    async def __aenter__(self) -> Self:
         """Reserve. Raises what `Ledger.reserve` raises; then there is nothing to settle."""
         self._hold = await self._ledger.reserve(self._request)
         self._flight.record(

@@ -1,8 +1,8 @@
 """The composition root: settings become objects, objects become one running server.
 
-Enters: `Settings`. Leaves: a server that listens until it is told to stop. Always true: this is the only place that knows
-every part and the order in which they start (database, writer, ledger, keys, text, engine) and stop (the other way round);
-it listens only when everything can serve. Next: `pipeline.py`.
+Enters: `Settings`. Leaves: a server that listens until it is told to stop. Always true: this is the only place that
+knows every part and the order in which they start (database, writer, ledger, keys, text, engine) and stop (the other
+way round); it listens only when everything can serve. Next: `pipeline.py`.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ import contextlib
 import logging
 import secrets
 import socket
-import sys
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.core.request import Request
 from hitsend.serve.access.auth import Authenticator, is_loopback
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.api.inspect import load_page
@@ -36,7 +35,7 @@ from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import FoundModel, find_model
+from hitsend.serve.engine.models import ModelFile, resolve
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.pipeline import Stages, run
@@ -90,27 +89,14 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
 async def built(settings: Settings) -> AsyncGenerator[Services]:
     """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
     clock = SystemClock()
+    metrics = Metrics()
     async with AsyncExitStack() as stack:
-        database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-        stack.push_async_callback(database.close)
-        writer = Writer(database)
-        writer.start()
-        stack.push_async_callback(writer.stop)
-        records = RecordStore(database, writer, clock, settings.record)
-        records.start()
-        stack.push_async_callback(records.stop)
-        ledger = Ledger(database, writer, clock, settings.usage)
-        await ledger.start()
-        stack.push_async_callback(ledger.stop)
-        auth = Authenticator(KeyStore(database, clock))
-        await auth.start()
-        stack.push_async_callback(auth.stop)
-        found = await asyncio.to_thread(find_model, settings.engine, settings.server.data_dir)
-        text = TextChild(str(found.path), settings.chat, libllama=settings.engine.libllama)
+        stores = await _open_stores(settings, clock, stack)
+        found = await asyncio.to_thread(_find_model, settings)
+        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
         stack.push_async_callback(text.stop)
-        metrics = Metrics()
         engine = EmbeddedEngine(
-            settings.engine, str(found.path), clock, model=found.name, pause_tokens=settings.stream.pause_tokens
+            settings.engine, found.path, clock, model=found.name, pause_tokens=settings.stream.pause_tokens
         )
         stack.push_async_callback(engine.stop)
         await asyncio.gather(text.start(), engine.start())
@@ -120,14 +106,51 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             budget=_budget(settings, found, text, engine),
             engines={found.name: engine},
             prices=PriceBook(settings.prices),
-            ledger=ledger,
+            ledger=stores.ledger,
             wait_timeout_s=settings.engine.wait_timeout_s,
         )
-        yield _services(settings, stages, engine, auth, Flights(records, metrics, clock, settings.record), metrics)
+        flights = Flights(stores.records, metrics, clock, settings.record)
+        watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
+        yield _services(settings, stages, stores.auth, flights, watch)
 
 
-def _budget(settings: Settings, found: FoundModel, text: TextChild, engine: EmbeddedEngine) -> Budget:
-    called = (found.name, found.path.stem, text.metadata.get("general.name", ""), engine.facts.architecture)
+@dataclass(frozen=True)
+class _Stores:
+    """What is kept on disk."""
+
+    writer: Writer
+    records: RecordStore
+    ledger: Ledger
+    auth: Authenticator
+
+
+async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
+    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
+    stack.push_async_callback(database.close)
+    writer = Writer(database)
+    writer.start()
+    stack.push_async_callback(writer.stop)
+    ledger = Ledger(database, writer, clock, settings.usage)
+    await ledger.start()
+    stack.push_async_callback(ledger.stop)
+    records = RecordStore(database, writer, clock, settings.record)
+    records.start()
+    stack.push_async_callback(records.stop)
+    auth = Authenticator(KeyStore(database, clock))
+    await auth.start()
+    stack.push_async_callback(auth.stop)
+    return _Stores(writer, records, ledger, auth)
+
+
+def _find_model(settings: Settings) -> ModelFile:
+    """The file to load, under the name by which it is served."""
+    folder = settings.engine.models_dir or Path(settings.server.data_dir) / "models"
+    found = resolve(settings.engine.model, Path(folder))
+    return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
+    called = (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
     defaults = resolve_defaults(
         called,
         text.metadata,
@@ -138,16 +161,9 @@ def _budget(settings: Settings, found: FoundModel, text: TextChild, engine: Embe
     return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
 
 
-def _services(
-    settings: Settings,
-    stages: Stages,
-    engine: EmbeddedEngine,
-    auth: Authenticator,
-    flights: Flights,
-    metrics: Metrics,
-) -> Services:
-    watch = _Watch(settings, stages, engine, metrics)
-    served = tuple(ServedModel(name, int(time.time()), engine.facts.cells_per_slot) for name in stages.engines)
+def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: Flights, watch: "_Watch") -> Services:
+    created = int(time.time())
+    served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
     return Services(
         clock=stages.clock,
         server=settings.server,
@@ -162,7 +178,7 @@ def _services(
         state=watch.state,
         health=watch.health,
         render_metrics=watch.render_metrics,
-        observe_http=metrics.observe_http,
+        observe_http=watch.metrics.observe_http,
         page=load_page(),
     )
 
@@ -170,11 +186,14 @@ def _services(
 class _Watch:
     """What can be seen of the server from outside."""
 
-    def __init__(self, settings: Settings, stages: Stages, engine: EmbeddedEngine, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, stages: Stages, *, engine: EmbeddedEngine, stores: "_Stores", metrics: Metrics
+    ) -> None:
         self._settings = settings
         self._stages = stages
         self._engine = engine
-        self._metrics = metrics
+        self._stores = stores
+        self.metrics = metrics
 
     def state(self) -> dict[str, Any]:
         """The body of `/inspect/state`."""
@@ -197,9 +216,10 @@ class _Watch:
 
     def render_metrics(self) -> tuple[str, bytes]:
         """The body of `/metrics`, with the figures of this moment."""
-        self._metrics.set_engine(self._engine.state())
-        self._metrics.set_storage(self._stages.ledger.holds_open, 0, 0)
-        return CONTENT_TYPE, self._metrics.render()
+        self.metrics.set_engine(self._engine.state())
+        holds_open, stores = self._stages.ledger.holds_open, self._stores
+        self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
+        return CONTENT_TYPE, self.metrics.render()
 
 
 def _check_exposure(services: Services) -> None:
@@ -225,7 +245,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _uvicorn_config(routes: Routes, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        routes,  # type: ignore[arg-type]  # uvicorn wants its own spelling of the same ASGI types
+        routes,
         http="httptools",
         ws="none",
         lifespan="off",
@@ -269,6 +289,9 @@ def _announce(services: Services, listening: socket.socket) -> None:
     url = _url(listening)
     model = services.models()[0].id
     body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Say hello."}}]}}'
-    print(f"hitsend is ready: {model} at {url}")
-    print(f"  try:  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'")
-    print(f"  page: {url}/", flush=True)
+    lines = (
+        f"hitsend is ready: {model} at {url}",
+        f"  try:  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        f"  page: {url}/",
+    )
+    print(*lines, sep="\n", flush=True)  # noqa: T201  # what `hitsend serve` says to the person who started it

@@ -1,7 +1,7 @@
 """Logs on stderr, for people or for machines.
 
-Enters: the `log` settings. Leaves: a configured root logger. Always true: one line per message, also with a traceback in
-JSON; line breaks in what is logged can't forge a second entry. Next: `app.py`.
+Enters: the `log` settings. Leaves: a configured root logger. Always true: one line per message, also with a traceback
+in JSON; line breaks in what is logged can't forge a second entry. Next: `app.py`.
 """
 
 import json

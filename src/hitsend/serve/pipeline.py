@@ -1,9 +1,9 @@
 """THE STORY: one chat request from parsed to settled, every stage called in order.
 
-Enters: a `Request` and the `Flight` that records it. Leaves: `Started`, then `Delta`s, then `Completed`. Always true: what
-a stage returns is recorded; a hold is taken before the engine works and settled exactly once after it, whatever ended
-the request; closing this generator, or cancelling the task that runs it, cancels the request at whatever stage it is.
-Next: `account.py`, then `access/` and down the alphabet.
+Enters: a `Request` and the `Flight` that records it. Leaves: `Started`, then `Delta`s, then `Completed`. Always true:
+what a stage returns is recorded; a hold is taken before the engine works and settled exactly once after it, whatever
+ended the request; closing this generator, or cancelling the task that runs it, cancels the request at whatever stage it
+is. Next: `account.py`, then `access/` and down the alphabet.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -44,13 +44,13 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     engine = _route(request, flight, stages)
     job = await _prepare(request, flight, stages, engine)
     engine.admit(job)
-    async with Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock) as account:
-        async with aclosing(engine.generate(job)) as generation:
-            choices = [_assembler(request, stages, index) for index in range(request.n)]
-            account.watch(generation, choices)
-            yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
-            async for delta in _answer(generation, choices, flight):
-                yield delta
+    account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
+    async with account, aclosing(engine.generate(job)) as generation:
+        choices = [_assembler(request, stages, index) for index in range(request.n)]
+        account.watch(generation, choices)
+        yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
+        async for delta in _answer(generation, choices, flight):
+            yield delta
     flight.enter(State.FINISHED)
     yield Completed(flight.usage, flight.cost_microusd, flight.timings(), request.warnings)
 

