@@ -156,6 +156,10 @@ class TextChild:
             raise EngineFailed("the text process gave another answer than was asked for")
         return answer.token_ids
 
+    async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
+        """The ids that a chat request's prompt would have. Raises as `prepare`."""
+        return (await self.prepare(request)).prompt_token_ids
+
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """The text of ids, control tokens spelled out, U+FFFD where bytes are no text. Raises InvalidRequest."""
         size = self.vocabulary.size
