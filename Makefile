@@ -62,7 +62,7 @@ test: check ## everything CI runs
 	@$(BIN)/pytest -q -m "model or slow or client"
 
 bench: dev ## the measured claims, on this machine
-	@$(BIN)/python bench/bench.py $(ARGS)
+	@$(BIN)/python -m bench.serving $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -m "" tests/drills $(ARGS)
