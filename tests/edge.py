@@ -39,7 +39,10 @@ class Wait:
 
 
 class ScriptedPipeline:
-    """Yields what the script says; a Wait pauses, an exception is raised. `endings` says how each run was left."""
+    """Yields what the script says (without one: `hi` for every choice); a Wait pauses, an exception is raised.
+
+    `endings` says how each run was left.
+    """
 
     def __init__(self, *script: Any, clean_up_s: float = 0.0) -> None:
         self.script = script
@@ -49,12 +52,14 @@ class ScriptedPipeline:
 
     def __call__(self, request: Request, flight: Flight) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
-        return self._run(flight)
+        choices = (piece for index in range(request.n) for piece in (text("hi", index), end(index)))
+        usual = (STARTED, *choices, COMPLETED)
+        return self._run(flight, self.script or usual)
 
-    async def _run(self, flight: Flight) -> AsyncGenerator[Any, None]:
+    async def _run(self, flight: Flight, script: tuple[Any, ...]) -> AsyncGenerator[Any, None]:
         ending = "finished"
         try:
-            for item in self.script:
+            for item in script:
                 if isinstance(item, Wait):
                     item.reached.set()
                     await item.event.wait()
@@ -147,7 +152,7 @@ class Edge:
         clean_up_s: float = 0.0,
         health: Health | None = None,
     ) -> None:
-        self.pipeline = ScriptedPipeline(*(script or (STARTED, text("hi"), end(), COMPLETED)), clean_up_s=clean_up_s)
+        self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
         self.answers: list[tuple[str, int]] = []
         self.services = Services(

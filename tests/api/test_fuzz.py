@@ -1,0 +1,109 @@
+"""Thousands of hostile bodies: never a 5xx, always a valid error that names no more than a field."""
+
+import json
+import random
+from typing import Any
+
+from hitsend.serve.api.chat_request import ChatBody
+from tests.edge import Edge, chat_body
+
+NUMBERS = [
+    *(
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        "-1",
+        "0",
+        "-0",
+        "0.5",
+        "1",
+        "2",
+        "2147483648",
+        "1e308",
+        "1e-320",
+    ),
+    *(
+        "9007199254740993",
+        "9223372036854775807",
+        "9223372036854775808",
+        "18446744073709551616",
+        "9" * 400,
+        "0x10",
+        "01",
+    ),
+]
+OTHERS = [
+    *("true", "false", "null", '""', '"a"', '"1"', "[]", "{}", '[""]', '["a","b"]', "[[]]", '{"a":1}', '{"":null}'),
+    *(
+        '"\\ud83d"',
+        '"\\ud83d\\ude00"',
+        '"\\u0000"',
+        '["\\udfff"]',
+        '{"\\ud800":1}',
+        "[" * 80 + "]" * 80,
+        '[{"type":"text"}]',
+    ),
+    *('{"type":"function"}', '[{"role":"user"}]', '[{"role":"tool","content":"x","tool_call_id":"\\ud800"}]', "}", ","),
+]
+FIELDS = [*ChatBody.__struct_fields__, "nonsense", "chat_template", "best_of", "__proto__"]
+
+
+def with_field(base: str, field: str, value: str) -> bytes:
+    return f'{base[:-1]},"{field}":{value}}}'.encode()
+
+
+def mutated(chance: random.Random, body: bytes) -> bytes:
+    data = bytearray(body)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(data))
+        action = chance.randrange(3)
+        if action == 0:
+            data[place] = chance.randrange(256)
+        elif action == 1:
+            del data[place : place + chance.randint(1, 5)]
+        else:
+            data[place:place] = chance.choice([b'"', b"{", b"]", b",", b"\\", b"\xff", b"\\ud800", b"1e999", b"NaN"])
+    return bytes(data) or b" "
+
+
+def bodies() -> list[bytes]:
+    chance = random.Random(2)
+    base = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    found = [with_field(base, field, value) for field in FIELDS for value in (*NUMBERS, *OTHERS)]
+    rich: dict[str, Any] = chat_body(
+        temperature=1, stop=["x"], logit_bias={"3": 1}, metadata={"k": "v"}, stream=True, stream_options={}, n=2
+    )
+    rich["messages"] += [
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "é"}]},
+    ]
+    whole = json.dumps(rich).encode()
+    found += [mutated(chance, whole) for _ in range(2000)]
+    return found
+
+
+async def test_no_body_is_ever_the_server_s_fault():
+    edge = Edge()
+    asked = bodies()
+    assert len(asked) > 3000
+    served = refused = 0
+    for body in asked:
+        answer = await edge.ask("/v1/chat/completions", body)
+        if answer.status == 200:
+            served += 1
+            continue
+        assert answer.status == 400, body
+        refused += 1
+        error = answer.error
+        assert isinstance(error["message"], str)
+        assert error["code"] == "invalid_request"
+    assert served > 100
+    assert refused > 2000
+    for request in edge.pipeline.requests:
+        json.dumps([message.content for message in request.messages], ensure_ascii=False).encode()
+    assert edge.flights.num_open == 0
