@@ -48,7 +48,7 @@ def listed(requests: list[dict[str, Any]]) -> Table:
     """One line per request, newest first, as the server orders them."""
     table = Table(box=None, pad_edge=False)
     for name in ("received", "request", "model", "state", "finish"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=name == "request", overflow="fold")  # an id that is cut can't be asked for
     for name in ("in", "out", "ms", "cost"):
         table.add_column(name, justify="right")
     for request in requests:
