@@ -190,7 +190,8 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
 
     With separate streams libllama wants the slots of a batch to be contiguous: a gap slows every step down, a move
     costs one copy, once. Gaps held by somebody who doesn't take part (a paused sequence) stay. In unified mode gaps
-    cost nothing and nothing is moved.
+    cost nothing and nothing is moved. Who was admitted in this step took the lowest free slot, so that nobody is moved
+    who has no cache yet.
     """
     moves: list[Move] = []
     by_slot = {share.sequence.held_slot: share.sequence for share in plan.shares}
@@ -202,8 +203,7 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
                 by_slot[gap] = sequence
                 roster.kv.move(last, gap)
                 sequence.slot = gap
-                if sequence.num_computed_tokens:
-                    moves.append(Move(last, gap))
+                moves.append(Move(last, gap))
     plan.shares.sort(key=lambda share: share.sequence.held_slot)
     return moves
 
