@@ -128,14 +128,12 @@ def test_any_order_of_deltas_is_a_good_stream(
 ):
     script = [STARTED, *(text(piece, index) for index, piece in deltas), *map(end, order)]
     script += [Completed(Usage(1, 2), 3, {})]
-    at = 1 + place % len(script)
-    is_broken = breaks and at < len(script)
     if breaks:
-        script.insert(at, ValueError("broken"))
+        script.insert(1 + place % len(script), ValueError("broken"))
     options = {"stream_options": {"include_usage": True}} if usage else {}
     answer = asyncio.run(Edge(*script).chat(stream=True, n=3, **options))
     seen = check_stream(answer.body, n=3, include_usage=usage)
-    assert (seen.error is not None, seen.is_done) == (is_broken, not is_broken)
+    assert (seen.error is not None, seen.is_done) == (breaks, not breaks)
     if seen.is_done:
         whole = {index: "".join(piece for at, piece in deltas if at == index) for index in range(3)}
         assert seen.texts == whole

@@ -156,6 +156,7 @@ class IncompleteAnswer(Exception):
 async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> AsyncGenerator[bytes, None]:
     """SSE frames, one or more whole ones at a time. Raises what the pipeline raises; closing it closes `items`."""
     stream: _Stream | None = None
+    ending: bytes | None = None
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
@@ -163,28 +164,31 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
                 yield stream.roles()
             elif stream is None:
                 raise IncompleteAnswer("the pipeline's first word was not Started")
-            elif isinstance(item, Delta):
-                if frames := stream.delta(item):
-                    yield frames
-            else:
-                yield stream.end(item)
-                return
-    raise IncompleteAnswer("the pipeline ended without Completed")
+            elif isinstance(item, Completed):
+                ending = stream.end(item)
+            elif frames := stream.delta(item):
+                yield frames
+    if ending is None:
+        raise IncompleteAnswer("the pipeline ended without Completed")
+    yield ending
 
 
 async def encode_whole(request: Request, items: AsyncGenerator[Item, None]) -> bytes:
     """The body of an unstreamed answer. Raises what the pipeline raises; `items` is closed at the end."""
     started: Started | None = None
+    completed: Completed | None = None
     choices = [_Collected() for _ in range(request.n)]
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
                 started = item
-            elif isinstance(item, Delta):
+            elif isinstance(item, Completed):
+                completed = item
+            else:
                 choices[item.index].add(item)
-            elif started is not None:
-                return _encode(_completion(request, started, choices, item))
-    raise IncompleteAnswer("the pipeline ended without Started and Completed")
+    if started is None or completed is None:
+        raise IncompleteAnswer("the pipeline ended without Started and Completed")
+    return _encode(_completion(request, started, choices, completed))
 
 
 class _Stream:

@@ -61,6 +61,7 @@ class Delivery:
         self._last_write_at = clock.now()
         self._write_started_at: float | None = None
         self._deadline = clock.now() + settings.request_timeout_s
+        self._has_left = False
         self.has_started = False
         self.num_bytes = 0
         self.num_chunks = 0
@@ -144,12 +145,13 @@ class Delivery:
     async def _client_leaves(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._has_left = True
 
     def _end_if_due(self, leaving: "asyncio.Task[None]", pinging: "asyncio.Task[None] | None") -> None:
         """Raise the reason why the work has to end now, if there is one."""
         now, settings = self._clock.now(), self._settings
         if leaving.done():
-            raise self._note(ClientGone("the client closed the connection"))
+            raise self._note(self._left())
         if pinging is not None and pinging.done():
             pinging.result()
         if self._write_started_at is not None and now - self._write_started_at >= settings.stall_s:
@@ -189,6 +191,8 @@ class Delivery:
             started_at = self._write_started_at = self._clock.now()
             try:
                 await self._send_message(message)
+                if self._has_left:  # a server drops writes to nobody without a word, and without waiting
+                    raise self._note(self._left())
             except OSError as error:
                 raise self._note(ClientGone("the client could not be reached")) from error
             finally:
@@ -205,6 +209,9 @@ class Delivery:
                 await writing
         except TimeoutError as error:
             raise self._note(self._stalled()) from error
+
+    def _left(self) -> ClientGone:
+        return ClientGone("the client closed the connection")
 
     def _stalled(self) -> ClientGone:
         return ClientGone(f"the client read nothing for {self._settings.stall_s:g} s (limit stream.stall_s)")
