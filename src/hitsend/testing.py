@@ -2,6 +2,7 @@
 
 Enters: what a test wants to happen. Leaves: objects that keep the same protocols as the real ones. Always true: no
 threads, no real time, the same inputs give the same outputs, and a fake that is used wrongly raises `FakeMisused`.
+Next: `serve/loop/decoder.py`, the protocol of the largest one.
 """
 
 from collections.abc import Callable
@@ -183,7 +184,7 @@ def check_stream(data: bytes, *, n: int = 1, include_usage: bool = False, is_cut
     return seen
 
 
-def _check_frame(frame: bytes, seen: StreamSeen, n: int, include_usage: bool) -> None:  # noqa: FBT001
+def _check_frame(frame: bytes, seen: StreamSeen, n: int, include_usage: bool) -> None:  # noqa: FBT001  # as in `seen`
     if seen.is_done or seen.error is not None:
         raise StreamViolation(f"a frame after the end: {frame[:80]!r}")
     if b"\n" in frame or b"\r" in frame:

@@ -78,7 +78,7 @@ def test_every_exception_to_a_linter_says_why():
             found = re.search(r"# (?:noqa: ([A-Z0-9, ]+)|type: ignore\[([a-z-]+)\])(?P<why>.*)$", line)
             if found:
                 codes = {(name(path), code.strip()) for code in (found[1] or found[2]).split(",")}
-                reasoned = re.match(r"\s*# \w\S* \w+", found["why"]) or above.strip().startswith("#")
+                reasoned = re.match(r"\s*[#(]\s*\S+ \S+", found["why"]) or above.strip().startswith("#")
                 (explained if reasoned else unexplained).update(codes)
             above = line
     assert unexplained - explained == set()

@@ -8,7 +8,7 @@ from tests.architecture.tree import SRC, allowed, name, sources, tree
 FORM = {
     "Enters": re.compile(r"\bEnters: "),
     "Leaves": re.compile(r"\bLeaves: "),
-    "Always true": re.compile(r"\bAlways true: "),
+    "Always true": re.compile(r"\bAlways true\b[^:.]*: "),
     "where to read on": re.compile(r"\bNext: |\bOrder of reading: |\bRead `"),
 }
 

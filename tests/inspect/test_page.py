@@ -35,10 +35,9 @@ class Stub:
 
     async def state(self, request):
         engine = {"pid": 4711, "model": HOSTILE, "restarts": 0}
-        return self.answer(
-            request,
-            running=1, waiting=2, cells_total=100, cells_used=40, cells_cached=0, slots_used=1, holds_open=1, engine=engine,
-        )  # fmt: skip
+        counts = {"running": 1, "waiting": 2, "slots_used": 1, "holds_open": 1}
+        cells = {"cells_total": 100, "cells_used": 40, "cells_cached": 0}
+        return self.answer(request, **counts, **cells, engine=engine)
 
     async def list(self, request):
         return self.answer(request, requests=[summary(known) for known in self.records.values()])

@@ -124,4 +124,4 @@ async def test_twenty_children_leave_no_descriptor_zombie_or_task() -> None:
     assert descriptors() == before
     assert len(asyncio.all_tasks()) == 1
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222
+        os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222  # WNOHANG returns at once

@@ -2,6 +2,7 @@
 
 Enters: bytes in any pieces. Leaves: whole message bodies. Always true: no sockets here, a frame longer than `MAX_BYTES`
 is refused before it is buffered, and what a body may contain is decided by the typed msgspec decoder that reads it.
+Next: `serve/child.py`.
 """
 
 import struct

@@ -48,7 +48,7 @@ class RecordSummary(Protocol):
     @property
     def request_id(self) -> str: ...  # noqa: D102  # the names are explained where RecordSummary is defined
     @property
-    def received_at(self) -> float: ...  # noqa: D102
+    def received_at(self) -> float: ...  # noqa: D102  # as in the record
     @property
     def state(self) -> str: ...  # noqa: D102
     @property

@@ -41,7 +41,9 @@ class ChoiceDone(msgspec.Struct, frozen=True):
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """What was really computed: prompt tokens that went through the model (of the choice that got furthest) and output tokens per choice."""
+    """What was really computed: prompt tokens that went through the model (of the choice that got furthest), and output
+    tokens per choice.
+    """
 
     prompt_tokens: int
     output_tokens: tuple[int, ...]
@@ -72,7 +74,7 @@ class Generation(Protocol):
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """For `/inspect/state`, `/metrics` and `/healthz`. `progress_age_s`: seconds since the engine last proved that it lives."""
+    """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives."""
 
     is_ready: bool
     pid: int | None
