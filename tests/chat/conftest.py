@@ -1,11 +1,14 @@
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hitsend.core.clock import SystemClock
 from hitsend.core.request import Message
-from hitsend.serve.chat.prompt import Open, Prepare, Prompt, Refused
-from hitsend.serve.text_worker import TextWorker
+from hitsend.serve.chat.prompt import Composer, Open, Prepare, Prompt, Refused
+from hitsend.serve.chat.template import ChatTemplate
+from hitsend.serve.text_worker import TextWorker, special_variables
 from tests.vocabularies import ALTERNATING, CHATML, HEADERS, THINKING, THINKING_TOKENS, write_bpe, write_spm
 
 # Spellings that real vocabularies hold, of every awkward kind: overlapping, nested, beginning or ending like others.
@@ -24,6 +27,16 @@ class Desk:
         self.worker = TextWorker(open_order(path, template))
         self.vocabulary = self.worker.vocabulary
         self.ids = {self.vocabulary.spelling(i): i for i in range(self.vocabulary.size)}
+
+    def with_template(self, source: str) -> "Desk":
+        """The same vocabulary, already loaded, under another template."""
+        desk, worker = copy.copy(self), copy.copy(self.worker)
+        worker.template = ChatTemplate(
+            source, special_tokens=special_variables(worker.metadata, worker.vocabulary), max_chars=8_000_000
+        )
+        worker._composer = Composer(worker.template, worker._tokenizer, SystemClock(), 4_000_000)
+        desk.worker = worker
+        return desk
 
     def ask(self, *messages: Message, **fields: object) -> Prompt | Refused:
         answer = self.worker.answer(Prepare(messages=messages, wants_text=True, **fields))
@@ -58,14 +71,7 @@ def bpe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def desk_for(bpe_file: Path) -> Callable[[str], Desk]:
-    desks: dict[str, Desk] = {}
-
-    def find(template: str) -> Desk:
-        if template not in desks:
-            desks[template] = Desk(bpe_file, template)
-        return desks[template]
-
-    return find
+    return Desk(bpe_file).with_template
 
 
 @pytest.fixture(scope="session")

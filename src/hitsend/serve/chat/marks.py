@@ -18,6 +18,7 @@ from hitsend.core.vocabulary import Vocabulary
 _NONCHARACTERS = [chr(c) for c in range(0xFDD0, 0xFDF0)]
 _NONCHARACTERS += [chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF)]
 
+_BLANKS = " \t\r\n\u2581"
 _TYPES = frozenset({"function", "custom", "text", "object", "string", "number", "integer", "boolean", "array", "null"})
 """Values of fields named `type` that templates compare with: never marked."""
 
@@ -25,20 +26,23 @@ _TYPES = frozenset({"function", "custom", "text", "object", "string", "number", 
 class Spellings:
     """The special tokens of one vocabulary, by how they are written.
 
-    Control tokens are all here. Tokens that the checkpoint added by spelling (`<think>`) are here too, except runs of
-    blanks and single characters, which are plain text to everybody: `guarded_ids` lists those that are.
+    `every`: control tokens, and tokens that the checkpoint added by spelling (`<think>`); `guarded_ids` are these.
+    `blanks`: added tokens that are only blanks or one character. Those are plain text to everybody, and found here
+    because libllama needs quadratic time to find them in long runs.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         control = _by_spelling(vocabulary, vocabulary.control_ids)
         added = _by_spelling(vocabulary, vocabulary.user_defined_ids)
-        added = {text: token for text, token in added.items() if len(text) > 1 and text.strip(" \t\r\n\u2581")}
+        self.blank_ids: Mapping[str, int] = {t: i for t, i in added.items() if len(t) == 1 or not t.strip(_BLANKS)}
+        added = {text: token for text, token in added.items() if text not in self.blank_ids}
         self.ids: Mapping[str, int] = added | control
         self.guarded_ids = vocabulary.control_ids | frozenset(added.values())
         self.control_ids = vocabulary.control_ids
         self.every = Finder(self.ids)
         self.control = Finder(control)
         self.added = Finder(added)
+        self.blanks = Finder(self.blank_ids)
 
 
 def _by_spelling(vocabulary: Vocabulary, token_ids: Iterable[int]) -> dict[str, int]:
@@ -69,7 +73,15 @@ class Finder:
         return found
 
     def edges(self, text: str) -> list[int]:
-        """Where to put a mark so that nothing written before or after the text can complete a spelling with it."""
+        """Where to put a mark so that nothing written before or after the text can complete a spelling with it.
+
+        Templates like to trim: the edges of the trimmed text are edges too.
+        """
+        trimmed = text.strip()
+        shift = len(text) - len(text.lstrip())
+        return self._edges(text) + ([shift + at for at in self._edges(trimmed)] if trimmed != text else [])
+
+    def _edges(self, text: str) -> list[int]:
         reach = min(len(text), self._longest - 1)
         found = [0] if any(text[:n] in self._ends for n in range(1, reach + 1)) else []
         found += [len(text) - n + 1 for n in range(1, reach + 1) if text[-n:] in self._starts]

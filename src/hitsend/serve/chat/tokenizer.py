@@ -134,7 +134,20 @@ class VocabularyTokenizer:
             raise EngineFailed(f"the tokenizer failed on {len(text)} characters") from failure
 
     def _plain(self, text: str) -> list[int]:
-        """Tokens of text in which nothing is special: cut finer and finer until the tokeniser agrees."""
+        """Tokens of text in which nothing is special."""
+        pattern = self.spellings.blanks.pattern
+        if pattern is None:
+            return self._unspecial(text)
+        ids: list[int] = []
+        at = 0
+        for match in pattern.finditer(text):
+            ids += self._unspecial(text[at : match.start()])
+            ids.append(self.spellings.blank_ids[match.group()])
+            at = match.end()
+        return ids + self._unspecial(text[at:])
+
+    def _unspecial(self, text: str) -> list[int]:
+        """Cut finer and finer until the tokeniser agrees that nothing is special."""
         if not text:
             return []
         for cuts in (self.spellings.added.cuts, self.spellings.every.cuts, _each_character):
