@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.calls import cut_by_length, cut_in_order
 from hitsend.serve.engine.libllama import floats_at, new_batch
 from hitsend.serve.engine.shape import CellPlan
 from hitsend.serve.engine.vocabulary import LoadedModel
@@ -21,6 +22,9 @@ from hitsend.serve.loop.decoder import Batch, DecoderFailed
 
 CALL_S = 4.0
 """A call that takes longer makes the next ones half as big: half of the 8 s after which /healthz turns red."""
+
+MAX_CALL_TOKENS = 512
+"""Also the library's micro-batch, so that it never cuts a call itself."""
 
 _PREFILL_GAIN = 3
 """A batch is at least so much faster per token than a single token, on any machine we measured."""
@@ -45,11 +49,12 @@ class LlamaDecoder:
         self._clock = clock
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
         self._max_batch = max(step_tokens, plan.num_slots)
+        self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
         self._context = self._open(num_threads)
         self._memory: int = self._lib.llama_get_memory(self._context)
         self._vocab_size = model.vocabulary.num_tokens
         self._end = model.vocabulary.eog
-        self._call_tokens = self._max_batch
+        self._call_tokens = self._max_call
         size = self._max_batch
         self._ids, self._positions, self._slots = (np.zeros(size, np.int32) for _ in range(3))
         self._wants = np.zeros(size, np.int8)
@@ -93,15 +98,24 @@ class LlamaDecoder:
         count = len(batch.token_ids)
         if not 0 < count <= self._max_batch:
             raise DecoderFailed(f"a batch of {count} tokens, limit {self._max_batch}", is_fatal=False)
-        self._ids[:count] = batch.token_ids
-        self._positions[:count] = batch.positions
-        self._slots[:count] = batch.slots
-        self._wants[:count] = batch.wants_logits
+        if self._is_unified:
+            calls = cut_in_order(count, self._call_tokens)
+        else:
+            calls = cut_by_length(batch.slots, batch.positions, self._call_tokens)
+        order = slice(None) if calls.order is None else calls.order
+        self._ids[:count] = batch.token_ids[order]
+        self._positions[:count] = batch.positions[order]
+        self._slots[:count] = batch.slots[order]
+        self._wants[:count] = batch.wants_logits[order]
+        rows = (np.cumsum(batch.wants_logits) - 1)[order]
         logits = np.empty((int(batch.wants_logits.sum()), self._vocab_size), np.float32)
-        start, rows = 0, 0
-        while start < count:
-            size = min(self._call_tokens, count - start)
-            rows = self._call(start, size, logits, rows)
+        start = 0
+        for size in calls.sizes:
+            wanted = rows[start : start + size][self._wants[start : start + size] != 0]
+            self._call(start, size, count)
+            if len(wanted):
+                address = self._lib.llama_get_logits(self._context)
+                logits[wanted] = floats_at(address, len(wanted), self._vocab_size)
             start += size
             if start < count and self.on_progress is not None:
                 self.on_progress()
@@ -154,7 +168,7 @@ class LlamaDecoder:
         params = lib.default_context_params()
         params.n_ctx = plan.num_cells
         params.n_batch = self._max_batch
-        params.n_ubatch = min(self._max_batch, 512)
+        params.n_ubatch = self._max_call
         params.n_seq_max = plan.num_slots
         params.n_threads = params.n_threads_batch = num_threads
         params.kv_unified = self._is_unified
@@ -185,18 +199,13 @@ class LlamaDecoder:
             raise ConfigError(f"{lib.name} made another context than it was asked for: {found}, asked {asked}")
         return context
 
-    def _call(self, start: int, size: int, logits: NDArray[np.float32], rows: int) -> int:
-        """One call of the library; returns how many rows of logits are filled now."""
+    def _call(self, start: int, size: int, count: int) -> None:
+        """One call of the library over rows [start, start + size) of a step of `count` rows."""
         begin = self._clock.now()
         code: int = self._lib.llama_decode(self._context, new_batch(self._arrays, start, size))
         if code != 0:
-            self._failed(code, start, size)
-        wanted = int(np.count_nonzero(self._wants[start : start + size]))
-        if wanted:
-            address = self._lib.llama_get_logits(self._context)
-            logits[rows : rows + wanted] = floats_at(address, wanted, self._vocab_size)
+            self._failed(code, count)
         self._learn(size, self._clock.now() - begin)
-        return rows + wanted
 
     def _learn(self, size: int, seconds: float) -> None:
         # Halves and doubles with a wide gap between them: how a step is cut may change the last bits of its logits.
@@ -206,19 +215,20 @@ class LlamaDecoder:
             self._call_tokens = self._bounded(size * 2)
 
     def _bounded(self, tokens: float) -> int:
-        size = self._max_batch
+        size = self._max_call
         while size > max(1.0, tokens):
             size = -(-size // 2)
         return size
 
-    def _failed(self, code: int, start: int, size: int) -> None:
+    def _failed(self, code: int, count: int) -> None:
         words = self._lib.take_lines()
         meaning = {_NO_SLOT: "no free cells", _ABORTED: "aborted", _BAD_BATCH: "bad batch"}.get(code, "failed")
-        is_fatal = code < _BAD_BATCH or not self._undo(start + size)
+        is_fatal = code < _BAD_BATCH or not self._undo(count)
         raise DecoderFailed(f"llama_decode returned {code} ({meaning}) {words}".strip(), is_fatal=is_fatal)
 
     def _undo(self, count: int) -> bool:
-        """Take back what earlier calls of this step put into the cache; False where the library can't."""
+        """Take back what calls of this step put into the cache; False where the library can't."""
+        # the first row of a slot is its lowest position, in whatever order the calls went
         slots, first = np.unique(self._slots[:count], return_index=True)
         return all(
             self._lib.llama_memory_seq_rm(self._memory, int(slot), int(self._positions[at]), -1)
