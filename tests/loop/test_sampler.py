@@ -101,6 +101,17 @@ def test_long_rows_take_shortcuts_to_the_same_probabilities(params, size):
     assert not found[expected == 0].any()
 
 
+def test_a_nucleus_may_reach_far_into_a_tail_of_unlikely_tokens():
+    row = np.linspace(-16.0, -12.0, 9 * COLUMNS, dtype=np.float32)
+    row[77] = 0.0
+    params = SamplingParams(top_p=0.995)
+    found = frequencies(row, params, 4000)
+    expected = reference(row, params)
+    assert 0.0 < 1.0 - expected[77] < 0.02
+    assert abs(found[77] - expected[77]) <= 1.0 / 4000
+    assert not found[expected == 0].any()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1000),
