@@ -87,12 +87,24 @@ def bundled_model() -> Path:
 
 
 def write_bpe(
-    path: Path, *, template: str | None, control: Sequence[str] = (), added: Sequence[str] = (), name: str = "tiny"
+    path: Path,
+    *,
+    template: str | None,
+    control: Sequence[str] = (),
+    added: Sequence[str] = (),
+    size: int | None = None,
 ) -> Path:
-    """The bundled model's own vocabulary, with tokens appended and another template; no weights."""
+    """The bundled model's own vocabulary, with tokens appended and another template; no weights.
+
+    `size` takes only that many of its tokens, which loads in no time.
+    """
     tokens, merges, types = _bundled_vocabulary()
+    if size is not None:
+        tokens, types = tokens[:size], types[:size]
+        known = frozenset(tokens)
+        merges = tuple(m for m in merges if {*m.split(b" "), m.replace(b" ", b"")} <= known)
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name(name)
+    writer.add_name("tiny")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([*tokens, *(text.encode() for text in (*control, *added))])

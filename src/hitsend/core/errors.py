@@ -209,9 +209,11 @@ def _codes() -> dict[str, type[ServeError]]:
     stack: list[type[ServeError]] = [ServeError]
     while stack:
         kind = stack.pop()
-        found.setdefault(kind.code, kind)
+        # a branch shares its code with one leaf: the leaf is what was raised
+        if issubclass(kind, found.get(kind.code, ServeError)):
+            found[kind.code] = kind
         stack.extend(kind.__subclasses__())
-    return found
+    return found | {ServeError.code: ServeError}
 
 
 def from_code(code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> ServeError:

@@ -43,7 +43,7 @@ from hitsend.serve.engine.libllama import STRIPS_LEFT, STRIPS_RIGHT, UNKNOWN, di
 from hitsend.serve.engine.vocabulary import SPACE_PREFIX_KEY, LoadedModel
 from hitsend.serve.parent import ParentLine
 
-MEMORY_BYTES = 2 * 1024 * 1024 * 1024
+MEMORY_BYTES = 1024 * 1024 * 1024
 """Address space beyond what the open child uses."""
 
 _SENTENCE_PIECE = frozenset({"llama", "t5"})
