@@ -103,7 +103,7 @@ def resolve_defaults(
         ("generation_config", _from_config(generation_config or {})),
     ]
     if thinking_default is None:
-        thinking_default = asked[0][0].thinking_by_default if asked else False
+        thinking_default = any(model.thinking_by_default for model, _ in asked)
     return Defaults(
         thinking=(*((source, model.thinking) for model, source in asked), *checkpoint),
         non_thinking=(*((source, model.non_thinking) for model, source in asked), *checkpoint),
