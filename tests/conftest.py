@@ -1,4 +1,4 @@
-"""One real server with the bundled model, shared by the journeys that leave it as they found it."""
+"""One real server with the bundled model, shared by all tests that leave it as they found it."""
 
 from collections.abc import Iterator
 
