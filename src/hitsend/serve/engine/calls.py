@@ -58,6 +58,6 @@ def _pieces(start: int, end: int, position: int, most: int) -> Iterator[tuple[in
     while start < end:
         left, over = end - start, position % PIECE
         whole = left - left % PIECE or left
-        size = min(left, PIECE - over) if over else min(whole, longest)
+        size = min(longest, PIECE - over, left) if over else min(longest, whole)
         yield start, size
         start, position = start + size, position + size

@@ -121,6 +121,7 @@ class _Cursor:
         unpack, data, at, size = struct.Struct("<Q").unpack_from, self.data, self.at, self.size
         for _ in range(count):
             if at + 8 > size:
+                at = size + 1
                 break
             at += 8 + unpack(data, at)[0]
         if at > size:

@@ -48,7 +48,7 @@ class LlamaDecoder:
     ) -> None:
         self._clock = clock
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
-        self._max_batch = max(step_tokens, plan.num_slots)
+        self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
         self._context = self._open(num_threads)
         self._memory: int = self._lib.llama_get_memory(self._context)

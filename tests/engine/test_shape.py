@@ -1,0 +1,99 @@
+"""engine/shape.py: bytes per cell, and how a budget becomes cells."""
+
+import pytest
+
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.gguf_check import GgufHeader
+from hitsend.serve.engine.shape import MemoryShape, memory_shape, plan_cells
+from hitsend.settings import EngineSettings
+
+
+def header(architecture: str = "llama", **keys: object) -> GgufHeader:
+    metadata = {f"{architecture}.{name.replace('__', '.')}": value for name, value in keys.items()}
+    return GgufHeader({"general.architecture": architecture, **metadata}, {}, 0, 0)
+
+
+SMOL = header(
+    block_count=30, context_length=8192, embedding_length=576, attention__head_count=9, attention__head_count_kv=3
+)
+
+
+def test_smollm2_has_23040_bytes_a_cell() -> None:
+    assert memory_shape(SMOL) == MemoryShape(23040, 0, 8192, 30, 30)
+
+
+def test_a_hybrid_counts_only_its_full_attention_layers_and_its_state_apart() -> None:
+    shape = memory_shape(
+        header(
+            "qwen35",
+            block_count=65,
+            nextn_predict_layers=1,
+            context_length=262144,
+            embedding_length=5120,
+            attention__head_count=24,
+            attention__head_count_kv=4,
+            attention__key_length=256,
+            attention__value_length=256,
+            full_attention_interval=4,
+            ssm__inner_size=6144,
+            ssm__state_size=128,
+            ssm__group_count=16,
+            ssm__conv_kernel=4,
+        )
+    )
+    assert (shape.num_layers, shape.num_attention_layers) == (64, 16)
+    assert shape.kv_bytes_per_cell == 16 * 4 * 512 * 2
+    assert shape.state_bytes_per_slot == 48 * (3 * (6144 + 2 * 16 * 128) + 128 * 6144) * 4
+
+
+def test_kv_heads_may_be_given_per_layer() -> None:
+    shape = memory_shape(
+        header(
+            block_count=3,
+            context_length=100,
+            embedding_length=64,
+            attention__head_count=4,
+            attention__head_count_kv=(2, 0, 4),
+        )
+    )
+    assert (shape.kv_bytes_per_cell, shape.num_attention_layers) == (6 * 32 * 2, 2)
+
+
+@pytest.mark.parametrize("value", [None, -1, "many", True, 2**40])
+def test_a_senseless_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"llama\.block_count"):
+        memory_shape(header(block_count=value, context_length=1, embedding_length=1))
+
+
+SHAPE = MemoryShape(23040, 0, 8192, 30, 30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (EngineSettings(), (32, 2816, 90112)),
+        (EngineSettings(kv_mode="unified"), (32, 8192, 93184 // 256 * 256)),
+        (EngineSettings(num_slots=1), (1, 8192, 8192)),
+        (EngineSettings(num_slots=4, context=1000), (4, 1024, 4096)),
+        (EngineSettings(num_slots=4, context=1000, kv_mode="unified"), (4, 1024, 4096)),
+        (EngineSettings(kv_budget_bytes=0), (32, 8192, 32 * 8192)),
+    ],
+)
+def test_a_budget_becomes_cells(settings: EngineSettings, expected: tuple[int, int, int]) -> None:
+    plan = plan_cells(SHAPE, settings)
+    assert (plan.num_slots, plan.cells_per_slot, plan.num_cells) == expected
+    assert plan.num_cells * SHAPE.kv_bytes_per_cell <= settings.kv_budget_bytes or not settings.kv_budget_bytes
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"needed are 188743680: 32 slots .* 256 tokens each, 23040 bytes") as failure:
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+    assert "engine.num_slots" in str(failure.value)
+    with pytest.raises(ConfigError, match="8192 tokens each"):
+        plan_cells(SHAPE, EngineSettings(context=8192))
+
+
+def test_recurrent_state_comes_out_of_the_same_budget() -> None:
+    shape = MemoryShape(1000, 500_000, 4096, 8, 2)
+    plan = plan_cells(shape, EngineSettings(num_slots=4, kv_budget_bytes=4_000_000))
+    assert plan.cells_per_slot == 256
