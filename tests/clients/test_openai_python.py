@@ -11,7 +11,10 @@ pytestmark = pytest.mark.model
 
 QUESTION: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "system", "content": "You answer in one short sentence."},
-    {"role": "user", "content": [{"type": "text", "text": "What is the capital of "}, {"type": "text", "text": "France?"}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "What is the capital of "}, {"type": "text", "text": "France?"}],
+    },
 ]
 
 
@@ -89,7 +92,12 @@ def test_the_stream_helper_adds_up(client: openai.OpenAI, served: Served) -> Non
 def test_extra_fields_pass_and_are_checked(client: openai.OpenAI, served: Served) -> None:
     extra = {"top_k": 1, "min_p": 0.05, "repetition_penalty": 1.1, "chat_template_kwargs": {"enable_thinking": False}}
     answer = client.chat.completions.create(
-        model=served.model, messages=QUESTION, max_tokens=4, frequency_penalty=0.1, presence_penalty=0.1, extra_body=extra
+        model=served.model,
+        messages=QUESTION,
+        max_tokens=4,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        extra_body=extra,
     )
     record = served.record(answer.model_extra["hitsend"]["request_id"] if answer.model_extra else "")
     assert record["sampling"]["top_k"] == 1

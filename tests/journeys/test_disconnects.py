@@ -205,41 +205,52 @@ POINTS = [
 ]
 
 
-def _counter(served: Served, name: str) -> float:
-    found = re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+]+)$", served.text("/metrics"), re.MULTILINE)
-    return sum(map(float, found))
+def _counter(served: Served, name: str, **labels: str) -> float:
+    """A counter's value, summed over all series that have these labels."""
+    lines = re.findall(rf"^{name}(?:{{(.*)}})? ([0-9.e+]+)$", served.text("/metrics"), re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(value) for found, value in lines if all(one in found for one in wanted))
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.__name__)
 def test_nothing_stays_behind_and_the_bill_is_what_was_produced(served: Served, point: Callable[[Served], str]) -> None:
-    served.chat("warm up", max_tokens=1)
+    for _ in range(2):  # the database's pool opens its connections when they are first needed
+        point(served)
     served.wait_idle()
     fds = served.num_fds()
     for _ in range(TIMES):
         request_id = point(served)
-        state = served.wait_idle(10)
-        left = {name: state[name] for name in ("running", "waiting", "cells_used", "slots_used", "holds_open")}
-        assert not any(left.values()), left
-        assert state["engine"]["check"] is None
-        if point is in_the_head or point is right_after_sending:
-            continue
-        record = until(lambda request_id=request_id: served.record(request_id), lambda r: r["ledger"] is not None)
-        assert record["state"] == "cancelled", record["state"]
-        assert record["ledger"]["reason"] == "client_gone"
-        sampled = sum(event["num_tokens"] for event in record["events"] if event["type"] == "choice_finished")
-        assert record["ledger"]["completion_tokens"] == sampled == record["usage"]["completion_tokens"]
-        assert sampled < 400 * 2, "it ran to its end"
-        assert record["cells"]["after"] == 0 or point in (queued_stream, queued_whole)
-    assert until(served.num_fds, lambda n: n <= fds) <= fds
+        _is_at_rest(served)
+        if point not in (in_the_head, right_after_sending):  # these may have ended before there was anything to bill
+            _is_billed_as_produced(served, request_id)
+    assert until(served.num_fds, lambda num: num <= fds) <= fds
+
+
+def _is_at_rest(served: Served) -> None:
+    state = served.wait_idle(10)
+    left = {name: state[name] for name in ("running", "waiting", "cells_used", "slots_used", "holds_open")}
+    assert not any(left.values()), left
+    assert state["engine"]["check"] is None
+
+
+def _is_billed_as_produced(served: Served, request_id: str) -> None:
+    record = until(lambda: served.record(request_id), lambda r: r["ledger"] is not None)
+    assert record["state"] == "cancelled", record["state"]
+    assert record["ledger"]["reason"] == "client_gone"
+    sampled = sum(event["num_tokens"] for event in record["events"] if event["type"] == "choice_finished")
+    assert record["ledger"]["completion_tokens"] == sampled == record["usage"]["completion_tokens"]
+    assert sampled < 800, "it ran to its end"
+    assert record["cells"]["held"] == 0 or record["cells"]["after"] == 0
 
 
 def test_all_that_the_engine_sampled_is_billed_or_discarded(served: Served) -> None:
-    """After all that: the engine's own counter equals the ledger's rows."""
+    """After all that: the engine's own counter equals what the ledger billed and what was computed for nobody."""
+    served.chat("Count to ten.", max_tokens=30, stop=["two"])
     served.wait_idle()
-    engine = until(lambda: _counter(served, "hitsend_engine_output_tokens_total"), lambda n: n > 0)
-    billed = _counter(served, "hitsend_completion_tokens_total")
-    discarded = _counter(served, "hitsend_discarded_tokens_total")
-    assert engine == billed + discarded
+    engine = _counter(served, "hitsend_tokens_output_total")
+    billed = _counter(served, "hitsend_tokens_billed_total", kind="completion")
+    assert engine > 0
+    assert engine == billed + _counter(served, "hitsend_tokens_discarded_total")
 
 
 def test_many_hang_up_at_once_and_one_stays(served: Served) -> None:

@@ -62,8 +62,8 @@ def test_the_engines_figures_are_taken_over_and_counters_never_fall():
     metrics = Metrics()
     metrics.set_engine(state(restarts=0, preemptions_total=5, running=2, waiting=3, cells_used=10, cells_total=100))
     metrics.set_engine(state(restarts=1, preemptions_total=1, slots_used=1, slots_total=4))
-    metrics.observe_step(12, 3)
-    metrics.observe_step(0, 4)
+    metrics.observe_step(12, 3, 5)
+    metrics.observe_step(0, 4, 4)
     found = samples(metrics)
     engine = ("engine", "embedded")
     assert found[("hitsend_preemptions_total", engine)] == 6

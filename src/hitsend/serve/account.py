@@ -19,7 +19,7 @@ from hitsend.core.errors import ClientGone, Ended, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, Reserved, Settled
 from hitsend.core.record import Flight
 from hitsend.core.request import Usage
-from hitsend.serve.engine.protocol import Generation, Produced
+from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, Tokens
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.usage.ledger import Ledger, Settlement
 from hitsend.serve.usage.meter import ChoiceCounts, Metered, Outcome, PromptCounts, meter
@@ -66,6 +66,7 @@ class Account:
     ) -> None:
         """Settle with what was really computed. By now the generation has been closed: its counts are final."""
         assert self._hold is not None
+        await self._read_the_rest()
         outcome, reason = self._ending(error)
         metered = self._metered(outcome)
         started_at = self._clock.now()
@@ -85,6 +86,14 @@ class Account:
             self._record(started_at, metered.usage, cost, reason)
             raise
         self._record(started_at, metered.usage, cost, reason)
+
+    async def _read_the_rest(self) -> None:
+        """A request that was cut off left events unread: they belong into its record. Never waits: it is closed."""
+        if self._generation is None:
+            return
+        async for event in self._generation:
+            if not isinstance(event, Tokens | ChoiceDone):
+                self._flight.record(event)
 
     def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:
         if error is None:

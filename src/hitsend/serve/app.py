@@ -96,7 +96,12 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
         stack.push_async_callback(text.stop)
         engine = EmbeddedEngine(
-            settings.engine, found.path, clock, model=found.name, pause_tokens=settings.stream.pause_tokens
+            settings.engine,
+            found.path,
+            clock,
+            model=found.name,
+            pause_tokens=settings.stream.pause_tokens,
+            on_step=metrics.observe_step,
         )
         stack.push_async_callback(engine.stop)
         await asyncio.gather(text.start(), engine.start())

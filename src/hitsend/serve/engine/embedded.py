@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 
 import msgspec
 
@@ -65,7 +66,10 @@ class _Figures(msgspec.Struct):
 
 
 class EmbeddedEngine:
-    """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`."""
+    """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`.
+
+    `on_step` is told every step's prefill, decode and output tokens, for the metrics.
+    """
 
     def __init__(
         self,
@@ -76,12 +80,14 @@ class EmbeddedEngine:
         name: str = "embedded",
         model: str,
         pause_tokens: int,
+        on_step: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
         self._settings = settings
         self._config = WorkerConfig(model, model_path, settings)
         self._clock = clock
         self._name = name
         self._pause_tokens = pause_tokens
+        self._on_step = on_step
         self._child: Child | None = None
         self._facts: EngineFacts | None = None
         self._generations: dict[str, EmbeddedGeneration] = {}
@@ -303,6 +309,7 @@ class EmbeddedEngine:
             sum(row.decode_tokens for row in report.rows),
             len(report.rows),
         )
+        self._on_step(batch.prefill_tokens, batch.decode_tokens, sum(len(row.sampled) for row in report.rows))
         rows: defaultdict[str, list[Row]] = defaultdict(list)
         for row in report.rows:
             rows[row.request_id].append(row)

@@ -131,10 +131,13 @@ class Metrics:
         self._http.labels(known, str(status)).inc()
         self._http_s.labels(known).observe(seconds)
 
-    def observe_step(self, prefill_tokens: int, decode_tokens: int, engine: str = "embedded") -> None:
-        """Count what one pass through the model computed."""
+    def observe_step(
+        self, prefill_tokens: int, decode_tokens: int, output_tokens: int, engine: str = "embedded"
+    ) -> None:
+        """Count what one pass through the model computed, and the tokens that came out of it."""
         self._computed.labels(engine, "prefill").inc(prefill_tokens)
         self._computed.labels(engine, "decode").inc(decode_tokens)
+        self._output.labels(engine).inc(output_tokens)
         self._steps.labels(engine).inc()
 
     def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
@@ -213,6 +216,7 @@ class Metrics:
         self._slots_used = self._gauge("hitsend_slots_used", "Sequence slots in use.")
         self._slots_total = self._gauge("hitsend_slots", "Sequence slots there are.")
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
+        self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
         self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
