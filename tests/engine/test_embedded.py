@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hitsend.core.clock import SystemClock
@@ -76,15 +77,35 @@ async def test_a_job_gives_its_events_in_order_and_leaves_nothing(
         assert (state.cells_used, state.slots_used, state.running, state.waiting, state.check) == (0, 0, 0, 0, None)
 
 
-async def test_mixed_jobs_together_give_the_tokens_of_each_alone(
+async def test_a_seeded_job_gives_the_same_bits_alone_and_in_company(
     engine_of: Callable[..., Any], model_path: str
 ) -> None:
+    """Tokens and log-probabilities, exactly, with prompts cut into chunks by a budget that others use up too.
+
+    From 257 cells on, libllama decodes a sequence that is alone in its step with another kernel, so the long prompt's
+    reference has one companion.
+    """
     lengths = (1, 10, 63, 64, 90, 200, 300, 25, 130, 77)
-    async with engine_of(model_path) as engine:
-        alone = [ids(await collect(engine.generate(job(f"a{n}", prompt=n, max_tokens=12)))) for n in lengths]
-        running = [engine.generate(job(f"b{n}", prompt=n, max_tokens=12)) for n in lengths]
-        together = [ids(events) for events in await asyncio.gather(*[collect(g) for g in running])]
-        assert together == alone
+    sampled = SamplingParams(temperature=1.0, top_p=0.95, seed=7, logprobs=True, top_logprobs=3)
+    settings = msgspec.structs.replace(SMALL, step_tokens=192)
+
+    def outputs(events: list[Any]) -> list[Any]:
+        return [token for e in events if isinstance(e, Tokens) for token in e.sampled]
+
+    async with engine_of(model_path, settings) as engine:
+        jobs = [job(f"{n}", prompt=n, max_tokens=20, sampling=sampled) for n in lengths]
+        alone = []
+        for each in jobs:
+            companion = engine.generate(job("companion", max_tokens=400)) if len(each.prompt_token_ids) > 230 else None
+            alone.append(outputs(await collect(engine.generate(each))))
+            if companion is not None:
+                await companion.aclose()
+        for pause_s in (0.0, 0.03):
+            running = []
+            for each in jobs:
+                running.append(asyncio.ensure_future(collect(engine.generate(each))))
+                await asyncio.sleep(pause_s)
+            assert [outputs(events) for events in await asyncio.gather(*running)] == alone
         await idle(engine)
 
 

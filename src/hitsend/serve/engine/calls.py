@@ -5,7 +5,9 @@ where to cut it. Always true: every row is in exactly one call, a sequence's row
 stream per sequence) all sequences of a call bring the same number of tokens, in pieces that end at multiples of
 `PIECE`. Measured on the pinned build: the library's attention takes another path from 64 tokens per stream on, and
 cuts a batch of unequal lengths itself in ways that mix the two; cut like this, a sequence gives bit-identical logits
-alone and among 31 others. Next: `llama_decoder.py`.
+alone and among 31 others. One exception is out of reach: a sequence that decodes alone with more than 256 cells takes
+a kernel that splits the cells between threads, and its last bits differ from those in company.
+Next: `llama_decoder.py`.
 """
 
 from collections import defaultdict

@@ -28,6 +28,10 @@ from hitsend.serve.loop.sequence import Sequence
 PREFILL_SHARE = 8
 """One part in so many of the budget is kept for prompts when decodes alone could fill it."""
 
+CHUNK_STEP = 64
+"""Chunks of a prompt end at multiples of this: libllama's attention works in tiles of as many tokens, and a prompt
+whose cuts depended on its neighbours would have other last bits beside them than alone (see `engine/calls.py`)."""
+
 
 class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
@@ -155,7 +159,9 @@ def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
         if plan.tokens_left < 1:
             return
         if not sequence.is_decoding and not sequence.is_paused:
-            plan.share(sequence, min(sequence.num_pending_tokens, plan.tokens_left))
+            num_tokens = _chunk(plan, sequence.num_computed_tokens, sequence.num_pending_tokens)
+            if num_tokens:
+                plan.share(sequence, num_tokens)
 
 
 def admit_waiting(roster: Roster, plan: StepPlan) -> None:
@@ -164,13 +170,16 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
         sequence = roster.next_waiting()
         if sequence is None or not roster.can_admit(sequence):
             return
+        num_tokens = _chunk(plan, 0, len(sequence.token_ids))
+        if not num_tokens:
+            return
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
         roster.waiting.remove(sequence)
         roster.running.append(sequence)
         slot = roster.kv.take(cells)
         sequence.admit(slot, plan.at)
         plan.admissions.append(Admission(sequence, slot, free, cells))
-        plan.share(sequence, min(sequence.num_pending_tokens, plan.tokens_left))
+        plan.share(sequence, num_tokens)
 
 
 Rule = Callable[[Roster, StepPlan], None]
@@ -206,6 +215,18 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
                 moves.append(Move(last, gap))
     plan.shares.sort(key=lambda share: share.sequence.held_slot)
     return moves
+
+
+def _chunk(plan: StepPlan, start: int, num_pending_tokens: int) -> int:
+    """How much of a prompt fits; 0 where the next multiple of CHUNK_STEP doesn't and another prompt has its turn."""
+    left = plan.tokens_left
+    if num_pending_tokens <= left:
+        return num_pending_tokens
+    whole = (start + left) // CHUNK_STEP * CHUNK_STEP - start
+    if whole > 0:
+        return whole
+    has_prefill = any(not share.is_decode for share in plan.shares)
+    return 0 if has_prefill else left
 
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
