@@ -119,8 +119,9 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
         for number in range(rounds):
             for concurrency in levels:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
-                    requests = max(4, 2 * concurrency)
-                    rows[concurrency][name].append(measure(target, concurrency, requests, number))
+                    requests = max(8, 4 * concurrency)
+                    seed = 1000 * number + concurrency  # no prompt is ever sent twice: the peer keeps old ones
+                    rows[concurrency][name].append(measure(target, concurrency, requests, seed))
                     print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     medians = {

@@ -51,6 +51,8 @@ BUILT_IN = (
         non_thinking=msgspec.structs.replace(_PLAIN, presence_penalty=0.0),
         thinking_by_default=True,
     ),
+    # The bundled model's card asks for these; at temperature 1 so small a model wanders off.
+    ModelSettings(match="smollm2", non_thinking=SamplingPreset(temperature=0.2, top_p=0.9)),
 )
 
 _METADATA_KEYS = {
