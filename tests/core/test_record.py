@@ -89,3 +89,21 @@ def test_a_pause_is_the_clients_time() -> None:
     clock.at = 100.061
     flight.close()
     assert flight.segments()["client_wait"] == pytest.approx(20)
+
+
+def test_a_request_may_finish_while_its_place_is_lost() -> None:
+    clock = HandClock()
+    flight = _fly(clock)
+    flight.record(ev.Preempted(100.041, 0, 5))
+    flight.enter(State.FINISHED)
+    assert flight.state is State.FINISHED
+
+
+def test_what_the_engine_says_after_the_end_is_kept_and_changes_nothing() -> None:
+    clock = HandClock()
+    flight = Flight("req_1", clock)
+    flight.fail(ClientGone("gone"))
+    flight.record(ev.Queued(100.010, 1, 0))
+    flight.record(ev.Admitted(100.020, 0, 0, 1000, 69))
+    assert flight.state is State.CANCELLED
+    assert [event["type"] for event in flight.snapshot()["events"]][-2:] == ["queued", "admitted"]

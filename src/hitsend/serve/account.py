@@ -66,13 +66,14 @@ class Account:
     ) -> None:
         """Settle with what was really computed. By now the generation has been closed: its counts are final."""
         assert self._hold is not None
-        await self._read_the_rest()
         outcome, reason = self._ending(error)
         metered = self._metered(outcome)
         started_at = self._clock.now()
         settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
         writing = self._ledger.settle(self._hold, settlement)
+        # the row is on its way: from here on nothing that goes wrong with the record costs it
         cost = cost_microusd(self._request.price, metered.usage)
+        await self._read_the_rest()
         self._note_choices(reason)
         self._flight.usage = metered.usage
         self._flight.finish_reason = self._flight.finish_reason or reason
