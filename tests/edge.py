@@ -47,6 +47,7 @@ class ScriptedPipeline:
     def __init__(self, *script: Any, clean_up_s: float = 0.0) -> None:
         self.script = script
         self.clean_up_s = clean_up_s
+        self.clean_up_error: Exception | None = None
         self.requests: list[Request] = []
         self.endings: list[str] = []
 
@@ -83,6 +84,8 @@ class ScriptedPipeline:
             if self.clean_up_s:
                 await asyncio.sleep(self.clean_up_s)
             self.endings.append(ending)
+            if self.clean_up_error is not None:
+                raise self.clean_up_error
 
 
 class FakeAuth:

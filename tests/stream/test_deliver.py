@@ -193,3 +193,15 @@ async def test_pings_never_split_a_frame_or_follow_the_end():
     await request.run()
     seen: StreamSeen = check_stream(request.answer.body, include_usage=True)
     assert seen.texts == {0: "a" * 50}
+
+
+async def test_a_bug_in_the_clean_up_of_a_request_whose_client_left_is_logged(caplog: pytest.LogCaptureFixture):
+    edge = Edge(STARTED, Wait(), stream=QUICK)
+    edge.pipeline.clean_up_error = LookupError("SECRET")
+    request = call(edge, stream=True)
+    running = asyncio.create_task(request.run())
+    await until(lambda: request.answer.status == 200)
+    request.leave()
+    await running
+    assert "unexpected LookupError in the clean-up" in caplog.text
+    assert "SECRET" not in caplog.text

@@ -14,6 +14,8 @@ Next: `../usage/`.
 """
 
 import asyncio
+import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -28,6 +30,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 _E = TypeVar("_E", bound=Ended)
+_log = logging.getLogger(__name__)
 
 
 class ClientWatch(Protocol):
@@ -225,8 +228,7 @@ class Delivery:
 
 async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
     """Cancel, then wait until every task has really ended; being cancelled oneself meanwhile only counts after that."""
-    for task in tasks:
-        task.cancel()
+    cut_off = [task for task in tasks if task.cancel()]
     interrupted: asyncio.CancelledError | None = None
     while pending := {task for task in tasks if not task.done()}:
         try:
@@ -234,7 +236,9 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     for task in tasks:
-        if not task.cancelled():
-            task.exception()
+        found = None if task.cancelled() else task.exception()
+        if found is not None and task in cut_off and not isinstance(found, ServeError | OSError):
+            stack = "".join(traceback.format_tb(found.__traceback__))
+            _log.error("unexpected %s in the clean-up of cancelled work\n%s", type(found).__name__, stack)
     if interrupted is not None:
         raise interrupted
