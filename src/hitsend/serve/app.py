@@ -39,6 +39,7 @@ from hitsend.serve.engine.models import ModelFile, resolve
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.stream.connection import Connection
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -251,7 +252,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _uvicorn_config(routes: Routes, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         routes,
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="off",
         access_log=False,

@@ -10,7 +10,7 @@ and what was seen of the client: bytes, chunks, time blocked. Always true:
   a status; an error after that is one error frame and the end of the response: no [DONE], no finish reason;
 - a frame that can't be written for `stall_s` ends the request: the iterator isn't asked for more in the meantime, which
   is how a slow client's generation comes to be paused.
-Next: `../usage/`.
+Next: `connection.py`.
 """
 
 import asyncio
