@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -47,6 +48,9 @@ from hitsend.serve.usage.records import RecordStore
 from hitsend.settings import Loaded, Settings
 
 logger = logging.getLogger(__name__)
+
+SETTLE_S = 10.0
+"""How long requests that were cut off by a stop may take to let go of the engine and to be settled."""
 
 
 def serve(loaded: Loaded) -> None:
@@ -276,14 +280,27 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         self._on_started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end for `drain_s`, cancel the others, and wait until those are settled too."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=SETTLE_S)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """SIGINT and SIGTERM end a server of its own process only."""
+        """SIGINT and SIGTERM end a server of its own process only.
+
+        uvicorn raises a captured signal again when it is done, which would end the process before anything is stopped.
+        """
         if not self._takes_signals:
             yield
             return
-        with super().capture_signals():
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
             yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _url(listening: socket.socket) -> str:

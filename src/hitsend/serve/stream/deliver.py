@@ -136,9 +136,9 @@ class Delivery:
                     pinging = asyncio.create_task(self._write(sse.PING))
             if pinging is not None:
                 await self._within_stall(pinging)
-        except asyncio.CancelledError:
-            self._note(ShuttingDown("the server is stopping"))
-            raise
+        except asyncio.CancelledError as cancelled:
+            # the client is still there and hears why
+            raise self._note(ShuttingDown("the server is stopping")) from cancelled
         finally:
             await _cancel_and_wait(working, leaving, *([pinging] if pinging else []))
         if working.cancelled():
