@@ -63,9 +63,9 @@ class CutOff:
 async def _cut_off(ledger: KeptLedger, flight: Flight, *unread: Any) -> None:
     """Live through a request whose client leaves while it waits, and whose generation has this left to say."""
     flight.state = State.PREPARED
-    async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]
+    async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
         flight.record(ev.Queued(0.0, 1, 0))
-        account.watch(CutOff(*unread), [])  # type: ignore[arg-type]
+        account.watch(CutOff(*unread), [])  # type: ignore[arg-type]  # a small ledger
         flight.fail(ClientGone("gone"))
         raise asyncio.CancelledError
 

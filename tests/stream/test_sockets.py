@@ -270,3 +270,13 @@ async def test_the_official_client_can_leave_a_stream():
         while not edge.pipeline.endings:
             await asyncio.sleep(0.005)
     assert edge.pipeline.endings == ["cancelled"]
+
+
+async def test_a_body_that_trickles_in_is_refused_and_its_connection_closed():
+    edge = Edge(access=AccessSettings(body_timeout_s=0.05))
+    async with serving(edge) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(b"x" * 100, "content-type: application/json") + b"{")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
