@@ -14,6 +14,7 @@ Next: `../usage/`.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,8 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, DeadlineExceeded, Ended, ServeError, ShuttingDown
 from hitsend.serve.stream import sse
 from hitsend.settings import StreamSettings
+
+logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -234,7 +237,8 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     for task in tasks:
-        if not task.cancelled():
-            task.exception()
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ServeError | OSError):
+            logger.error("the clean-up of an ended request failed", exc_info=error)
     if interrupted is not None:
         raise interrupted
