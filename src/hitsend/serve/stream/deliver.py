@@ -237,8 +237,8 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     for task in tasks:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, ServeError | OSError):
-            logger.error("the clean-up of an ended request failed", exc_info=error)
+        broke = None if task.cancelled() else task.exception()
+        if broke is not None and not isinstance(broke, ServeError | OSError):
+            logger.error("the clean-up of an ended request failed", exc_info=broke)
     if interrupted is not None:
         raise interrupted
