@@ -15,6 +15,7 @@ Next: `../usage/`.
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -239,6 +240,7 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         broke = None if task.cancelled() else task.exception()
         if broke is not None and not isinstance(broke, ServeError | OSError):
-            logger.error("the clean-up of an ended request failed", exc_info=broke)
+            stack = "".join(traceback.format_tb(broke.__traceback__))  # without its text, which may hold a prompt's
+            logger.error("an ended request's work or clean-up broke: %s\n%s", type(broke).__name__, stack)
     if interrupted is not None:
         raise interrupted
