@@ -174,7 +174,9 @@ def show(result: dict[str, Any]) -> None:
     for concurrency, by in result["medians"].items():
         loop, edge = by["hitsend"]["loop_percent"], by["hitsend"]["edge_percent"]
         print(
-            f"beside the model at c={concurrency}: scheduler {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
+            print(
+                f"beside the model at c={concurrency}: loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
+            )
         )
     for concurrency, by in result["medians"].items():
         ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]
