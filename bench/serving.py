@@ -149,7 +149,7 @@ def costs(ours: tuple[str, str, int]) -> dict[str, float]:
 
 
 def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What part of the steps' time went to the loop's own work, and how much CPU the edge used beside it, in percent."""
+    """In percent of the steps' time: the loop's own work, and the CPU that the edge used beside it."""
     spent = {name: after[name] - before[name] for name in after}
     steps_s = spent["model"] + spent["loop"]
     return {"loop_percent": 100 * spent["loop"] / steps_s, "edge_percent": 100 * spent["edge"] / steps_s}
@@ -174,9 +174,8 @@ def show(result: dict[str, Any]) -> None:
     for concurrency, by in result["medians"].items():
         loop, edge = by["hitsend"]["loop_percent"], by["hitsend"]["edge_percent"]
         print(
-            print(
-                f"beside the model at c={concurrency}: loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
-            )
+            beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
+        print(f"beside the model at c={concurrency}: {beside}")
         )
     for concurrency, by in result["medians"].items():
         ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]
