@@ -99,11 +99,14 @@ def test_a_request_may_finish_while_its_place_is_lost() -> None:
     assert flight.state is State.FINISHED
 
 
-def test_what_the_engine_says_after_the_end_is_kept_and_changes_nothing() -> None:
+def test_events_that_are_read_late_belong_to_the_record_but_not_to_the_state() -> None:
     clock = HandClock()
     flight = Flight("req_1", clock)
-    flight.fail(ClientGone("gone"))
+    flight.record(ev.Fitted(10, (), SamplingParams(), {}))
+    flight.record(ev.Reserved("h", 5, 10, 0, "p"))
+    flight.fail(ClientGone("the client hung up"))
     flight.record(ev.Queued(100.010, 1, 0))
     flight.record(ev.Admitted(100.020, 0, 0, 1000, 69))
+    flight.record(ev.Released(100.030, 0))
     assert flight.state is State.CANCELLED
-    assert [event["type"] for event in flight.snapshot()["events"]][-2:] == ["queued", "admitted"]
+    assert [type(event) for event in flight.events()][-3:] == [ev.Queued, ev.Admitted, ev.Released]

@@ -75,11 +75,6 @@ class Flight:
         """Move along the life cycle. Raises IllegalTransition: a bug."""
         self.state = advance(self.state, state)
 
-    def _reach(self, state: State) -> None:
-        """As an event says, which may be read after the end: the engine admits whom it doesn't know to be gone yet."""
-        if self.state not in ENDED:
-            self.enter(state)
-
     def fail(self, error: ServeError) -> None:
         """The request ended in an error (an `Ended` one counts as cancelled); only the first is kept."""
         if self.state in ENDED:
@@ -205,24 +200,29 @@ class Flight:
     def _on_tokenized(self, event: ev.Tokenized) -> None:
         self._timeline.add("tokenize", event.started_at, event.ended_at)
 
+    def _follow(self, state: State) -> None:
+        """What an event says of the state; events read after the end (the engine's come late) change nothing."""
+        if self.state not in ENDED:
+            self.enter(state)
+
     def _on_fitted(self, _: ev.Fitted) -> None:
-        self._reach(State.PREPARED)
+        self._follow(State.PREPARED)
 
     def _on_reserved(self, _: ev.Reserved) -> None:
-        self._reach(State.RESERVED)
+        self._follow(State.RESERVED)
 
     def _on_routed(self, event: ev.Routed) -> None:
         self.engine = event.engine
 
     def _on_queued(self, event: ev.Queued) -> None:
-        self._reach(State.WAITING)
+        self._follow(State.WAITING)
         self._waiting_since = event.at
 
     def _on_admitted(self, _: ev.Admitted) -> None:
-        self._reach(State.RUNNING)
+        self._follow(State.RUNNING)
 
     def _on_preempted(self, event: ev.Preempted) -> None:
-        self._reach(State.PREEMPTED)
+        self._follow(State.PREEMPTED)
         self._waiting_since = event.at
 
     def _on_paused(self, event: ev.Paused) -> None:

@@ -70,10 +70,9 @@ class Account:
         metered = self._metered(outcome)
         started_at = self._clock.now()
         settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
-        writing = self._ledger.settle(self._hold, settlement)
-        # the row is on its way: from here on nothing that goes wrong with the record costs it
-        cost = cost_microusd(self._request.price, metered.usage)
+        writing = self._ledger.settle(self._hold, settlement)  # first of all: from here on nothing can lose it
         await self._read_the_rest()
+        cost = cost_microusd(self._request.price, metered.usage)
         self._note_choices(reason)
         self._flight.usage = metered.usage
         self._flight.finish_reason = self._flight.finish_reason or reason

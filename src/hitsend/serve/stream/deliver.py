@@ -25,12 +25,13 @@ from hitsend.core.errors import ClientGone, DeadlineExceeded, Ended, ServeError,
 from hitsend.serve.stream import sse
 from hitsend.settings import StreamSettings
 
+logger = logging.getLogger(__name__)
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 _E = TypeVar("_E", bound=Ended)
-_log = logging.getLogger(__name__)
 
 
 class ClientWatch(Protocol):
@@ -228,7 +229,8 @@ class Delivery:
 
 async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
     """Cancel, then wait until every task has really ended; being cancelled oneself meanwhile only counts after that."""
-    cut_off = [task for task in tasks if task.cancel()]
+    for task in tasks:
+        task.cancel()
     interrupted: asyncio.CancelledError | None = None
     while pending := {task for task in tasks if not task.done()}:
         try:
@@ -236,9 +238,9 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     for task in tasks:
-        found = None if task.cancelled() else task.exception()
-        if found is not None and task in cut_off and not isinstance(found, ServeError | OSError):
-            stack = "".join(traceback.format_tb(found.__traceback__))
-            _log.error("unexpected %s in the clean-up of cancelled work\n%s", type(found).__name__, stack)
+        broke = None if task.cancelled() else task.exception()
+        if broke is not None and not isinstance(broke, ServeError | OSError):
+            stack = "".join(traceback.format_tb(broke.__traceback__))  # without its text, which may hold a prompt's
+            logger.error("an ended request's work or clean-up broke: %s\n%s", type(broke).__name__, stack)
     if interrupted is not None:
         raise interrupted
