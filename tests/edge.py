@@ -158,7 +158,6 @@ class Edge:
         self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
         self.answers: list[tuple[str, int]] = []
-        self.billed_ids: set[str] = set()
         self.services = Services(
             clock=SystemClock(),
             server=server or ServerSettings(),
@@ -169,7 +168,6 @@ class Edge:
             pipeline=self.pipeline,
             text=LetterText(),
             records=self.flights,
-            is_id_billed=self._is_id_billed,
             models=lambda: (ServedModel(id="m", created=1, context=2048),),
             state=lambda: {"running": 0},
             health=lambda: health or Health(is_healthy=True, is_ready=True),
@@ -185,9 +183,6 @@ class Edge:
         call = Call(self.app, path, body, headers, method)
         await call.run()
         return call.answer
-
-    async def _is_id_billed(self, request_id: str) -> bool:
-        return request_id in self.billed_ids
 
     async def chat(self, **fields: Any) -> "Answer":
         return await self.ask("/v1/chat/completions", chat_body(**fields))

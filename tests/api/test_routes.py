@@ -266,14 +266,3 @@ async def test_an_unexpected_error_tells_nothing_and_is_logged_without_its_text(
     assert b"PRIVATE" not in answer.body
     assert "ValueError" in caplog.text
     assert "PRIVATE" not in caplog.text
-
-
-async def test_an_id_that_was_billed_before_this_process_began_gets_a_suffix():
-    edge = Edge()
-    edge.billed_ids.add("mine")
-    path, own = "/v1/chat/completions", (b"x-request-id", b"mine")
-    answer = await edge.ask(path, chat_body(), own)
-    assert answer.status == 200
-    assert re.fullmatch(rb"mine-[0-9a-f]{12}", answer.headers[b"x-request-id"])
-    assert edge.flights.all[0].request_id.encode() == answer.headers[b"x-request-id"]
-    assert (await edge.ask(path, chat_body(), (b"x-request-id", b"new"))).headers[b"x-request-id"] == b"new"

@@ -113,7 +113,6 @@ def test_the_server_dies_between_hold_and_settlement(tmp_path: Path) -> None:
             assert found[request_id]["cost_microusd"] == 0
             assert found[request_id]["is_estimate"]
         assert holds(tmp_path) == 0
-        open_stream(second, ids[0]).close()
         answer = second.chat("And now?", max_tokens=4)
         assert rows(tmp_path)[answer["hitsend"]["request_id"]]["completion_tokens"] >= 1
         status, refused, _ = second.post("/v1/chat/completions", b"{}")

@@ -184,7 +184,6 @@ def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: 
         pipeline=lambda request, flight: run(request, flight, stages),
         text=stages.text,
         records=flights,
-        is_id_billed=stages.ledger.has_row,
         models=lambda: served,
         state=watch.state,
         health=watch.health,

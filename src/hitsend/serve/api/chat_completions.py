@@ -19,7 +19,6 @@ from hitsend.serve.stream.deliver import Delivery
 async def chat_completions(exchange: Exchange) -> None:
     """Serve one chat request. Raises what has to become an HTTP status."""
     services = exchange.services
-    await exchange.claim_id()
     flight = services.flights.open(exchange.request_id, exchange.principal)
     try:
         _note_caller(exchange, flight)

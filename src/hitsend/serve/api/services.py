@@ -4,7 +4,7 @@ Enters: nothing. Leaves: types. Always true: the edge knows stages only by what 
 every route with a few lines of fakes. Next: `routes.py`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -133,7 +133,6 @@ class Services(msgspec.Struct, frozen=True):
     pipeline: Callable[[Request, Flight], Answer]
     text: Text
     records: Records
-    is_id_billed: Callable[[str], Awaitable[bool]]
     models: Callable[[], tuple[ServedModel, ...]]
     state: Callable[[], dict[str, Any]]
     health: Callable[[], Health]
