@@ -50,15 +50,25 @@ class SamplingAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     seed: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
     """The values that are really used, every one of them known. Order of use: see `loop/sampler.py`.
 
-    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, presence/frequency 0 and repetition 1 mean "off".
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, presence/frequency 0, repetition 1, typical_p 1,
+    dry_multiplier 0 and xtc_probability 0 mean "off".
     `seed` is always set: a fresh one is drawn where the client gave none, and the record shows it.
     `logit_bias` is (token id, bias in -100..100) pairs; `top_logprobs` is 0..20 and only read when `logprobs` is true.
+    `stop_token_ids` end the output as the model's own end tokens do; none of both is sampled before `min_tokens`, and
+    with `ignore_eos` the model's own never are.
     """
 
     temperature: float = 1.0
@@ -68,6 +78,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
@@ -111,6 +131,10 @@ class Request(msgspec.Struct, frozen=True):
     logprobs: bool = False
     top_logprobs: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
     n: int = 1
     max_tokens: int | None = None
     stream: bool = False

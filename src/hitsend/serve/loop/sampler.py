@@ -1,13 +1,15 @@
 """From a row of logits to one token.
 
-Order, for every token: logit_bias; penalties (repetition over prompt and output, then presence and frequency over the
-output only, as OpenAI defines them); temperature; top_k; top_p (within what top_k left); min_p (relative to the best);
-one draw. Log-probabilities are those of the raw logits, before all of this. Tokens tied with the last one that a filter
-keeps are kept too. A temperature below `MIN_TEMPERATURE`, or top_k 1, is greedy; among equals the lowest id wins.
+Order, for every token: tokens that may not come yet (`min_tokens`, `ignore_eos`); logit_bias; penalties (repetition
+over prompt and output, then presence and frequency over the output only, as OpenAI defines them); DRY; temperature;
+top_k; typical_p; top_p (within what these left); min_p (relative to the best of it); XTC; one draw. Log-probabilities
+are those of the raw logits, before all of this. Tokens tied with the last one that a filter keeps are kept too. A
+temperature below `MIN_TEMPERATURE`, or top_k 1, is greedy; among equals the lowest id wins.
 
 Enters: float32 logits, which are changed in place. Leaves: a `SampledToken`, or None where the logits are no numbers.
-Always true: a token drawn by chance takes exactly one uniform from the sequence's own PCG64, greedy takes none, and
-nothing of other rows is looked at: the same seed gives the same tokens whoever shares the batch. Next: `step.py`.
+Always true: a token drawn by chance takes exactly one uniform from the sequence's own PCG64 (with XTC exactly two, its
+own first), greedy takes none, and nothing of other rows is looked at: the same seed gives the same tokens whoever
+shares the batch. Next: `filters.py`, then `step.py`.
 """
 
 import math
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.request import SampledToken, SamplingParams, TokenLogprob
+from hitsend.serve.loop.filters import Repeats, without_atypical, without_top_choices
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -35,6 +38,9 @@ temperature 1, 98 % of the nuclei of 0.95 lie there, among 60 to 6,000 tokens, a
 time that sorting the whole row takes.
 """
 
+MOST_TOP_CHOICES = 0.5
+"""No two tokens can both have a larger share: an XTC threshold above it excludes nothing, and takes no uniform."""
+
 BLOCK = 256
 """Sorted weights are summed in blocks first: running sums are the slowest thing that numpy does here."""
 
@@ -44,7 +50,16 @@ _SEED_RANGE = 2**64
 class Sampler:
     """Draws the tokens of one sequence and remembers what its penalties need."""
 
-    def __init__(self, params: SamplingParams, seed: int, prompt_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: Iterable[int],
+        *,
+        end_token_ids: frozenset[int] = frozenset(),
+        breaker_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`breaker_ids`: the tokens over which DRY follows no repeat."""
         self.params = params
         self._generator = np.random.Generator(np.random.PCG64(seed % _SEED_RANGE))
         self._bias_ids = np.array([token for token, _ in params.logit_bias], dtype=np.intp)
@@ -52,23 +67,34 @@ class Sampler:
         self._seen = _Counts(prompt_token_ids) if params.repetition_penalty != 1.0 else None
         has_output_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._produced = _Counts(()) if has_output_penalty else None
+        self._repeats = Repeats(params, prompt_token_ids, breaker_ids) if params.dry_multiplier > 0 else None
+        self._ends = end_token_ids
+        self._num_noted = 0
+        self._banned = self._to_ban()
         self._is_greedy = not params.temperature >= MIN_TEMPERATURE or params.top_k == 1
-        self._edits = bool(params.logit_bias) or self._seen is not None or has_output_penalty
+        self._has_xtc = params.xtc_probability > 0.0 and params.xtc_threshold <= MOST_TOP_CHOICES
+        has_penalty = self._seen is not None or has_output_penalty or self._repeats is not None
+        self._edits = bool(params.logit_bias) or has_penalty
 
     @property
     def is_argmax(self) -> bool:
         """Whether the answer is the row's argmax and nothing else is asked."""
-        return self._is_greedy and not self._edits and not self.params.logprobs
+        return self._is_greedy and not self._edits and not len(self._banned) and not self.params.logprobs
 
     def note(self, token_id: int) -> None:
         """A token was added to the output."""
-        for counts in (self._seen, self._produced):
+        self._num_noted += 1
+        if self._num_noted == self.params.min_tokens:
+            self._banned = self._to_ban()
+        for counts in (self._seen, self._produced, self._repeats):
             if counts is not None:
                 counts.add(token_id)
 
     def choose(self, row: Row) -> SampledToken | None:
         """The next token; None if the logits (as given, or after the edits) have no finite maximum. Changes `row`."""
         raw = row.copy() if self.params.logprobs else None
+        if len(self._banned):
+            row[self._banned] = -np.inf
         if self._edits:
             self._edit(row)
         best = int(row.argmax())
@@ -78,6 +104,13 @@ class Sampler:
         if raw is None:
             return SampledToken(token_id)
         return _with_logprobs(raw, token_id, self.params.top_logprobs)
+
+    def _to_ban(self) -> Ids:
+        """Tokens that may not come now."""
+        ids = self._ends if self.params.ignore_eos else frozenset()
+        if self._num_noted < self.params.min_tokens:
+            ids = self._ends | frozenset(self.params.stop_token_ids)
+        return np.array(sorted(ids), dtype=np.intp)
 
     def _edit(self, row: Row) -> None:
         params = self.params
@@ -90,15 +123,21 @@ class Sampler:
         if self._produced is not None:
             cost = params.presence_penalty + params.frequency_penalty * self._produced.counts
             row[self._produced.ids] -= cost.astype(np.float32)
+        if self._repeats is not None:
+            self._repeats.penalise(row)
 
     def _draw(self, row: Row, peak: float) -> int:
         params = self.params
         ids = largest(row, params.top_k) if 0 < params.top_k < row.size else None
         weights = _weigh(row if ids is None else row[ids], peak, params.temperature)
+        if params.typical_p < 1.0:
+            weights = without_atypical(weights, params.typical_p)
         edge = _nucleus_edge(weights, params.top_p) if params.top_p < 1.0 else 0.0
         edge = max(edge, min(params.min_p, 1.0))
         if edge > 0.0:
             weights *= weights >= np.float32(edge)
+        if self._has_xtc and self._generator.random() < params.xtc_probability:
+            weights = without_top_choices(weights, params.xtc_threshold)
         place = _draw_place(weights, self._generator.random())
         return place if ids is None else int(ids[place])
 
