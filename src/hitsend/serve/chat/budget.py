@@ -18,7 +18,7 @@ import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.events import Fitted, LimitCheck
-from hitsend.core.request import Request, SamplingParams
+from hitsend.core.request import Request, SamplingAsked, SamplingParams
 from hitsend.serve.chat.presets import Defaults
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.loop.messages import EngineFacts
@@ -32,15 +32,7 @@ _FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_UNPRESET = (
-    "typical_p",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_sequence_breakers",
-    "xtc_probability",
-    "xtc_threshold",
-)
+_UNPRESET = tuple(field for field in SamplingAsked.__struct_fields__ if field not in {*_FIELDS, "seed"})
 """Only clients ask for these; no model's makers recommend them."""
 
 SEED_BITS = 32

@@ -10,12 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hitsend.core.request import SamplingParams
-
-Row = NDArray[np.float32]
-Ids = NDArray[np.intp]
+from hitsend.serve.loop.rows import Row
 
 MAX_REPEAT = 64
 """Tokens of a repeat that are counted. At DRY's usual base of 1.75 a repeat half as long is already out of reach."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.errors import ServeError
+from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams
 
 
@@ -197,3 +199,18 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         if outside:
             return f"{field} names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
     return None
+
+
+def refused(request_id: str, choice: int, at: float, error: ServeError) -> Done:
+    """The end of a choice that never began."""
+    return Done(
+        request_id=request_id,
+        choice=choice,
+        at=at,
+        reason=FinishReason.ERROR.value,
+        num_prompt_tokens_computed=0,
+        num_output_tokens=0,
+        code=error.code,
+        message=error.message,
+        retry_after_s=error.retry_after_s,
+    )

@@ -26,7 +26,8 @@ from hitsend.core.errors import (
 )
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.decoder import Batch, Decoder, DecoderFailed
+from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
@@ -43,6 +44,7 @@ from hitsend.serve.loop.messages import (
     WasAdmitted,
     WasPreempted,
     WasQueued,
+    refused,
     what_is_wrong,
 )
 from hitsend.serve.loop.sampler import sample
@@ -155,7 +157,7 @@ class Loop:
         error = self._refusal(submit)
         if error is not None:
             choices = range(len(submit.seeds))
-            self._outbox.extend(_done(submit.request_id, choice, now, error) for choice in choices)
+            self._outbox.extend(refused(submit.request_id, choice, now, error) for choice in choices)
             return
         ends, breakers = self._decoder.end_token_ids, self._breaker_ids(submit)
         sequences = [
@@ -351,39 +353,3 @@ class Loop:
         rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
         low, high = RETRY_AFTER_S
         return min(high, max(low, round(rounds * self._mean_run_s, 1)))
-
-
-def build_batch(shares: list[Share]) -> Batch:
-    """The arrays for the decoder; `shares` are sorted by slot. Only a sequence's last known token wants logits."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    wants_logits: list[bool] = []
-    for share in shares:
-        sequence = share.sequence
-        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + share.num_tokens
-        token_ids += sequence.token_ids[start:end]
-        positions += range(start, end)
-        slots += [sequence.held_slot] * share.num_tokens
-        wants_logits += [False] * (share.num_tokens - 1)
-        wants_logits.append(end == len(sequence.token_ids))
-    return Batch(
-        np.array(token_ids, dtype=np.int32),
-        np.array(positions, dtype=np.int32),
-        np.array(slots, dtype=np.int32),
-        np.array(wants_logits, dtype=np.bool_),
-    )
-
-
-def _done(request_id: str, choice: int, at: float, error: ServeError) -> Done:
-    return Done(
-        request_id=request_id,
-        choice=choice,
-        at=at,
-        reason=FinishReason.ERROR.value,
-        num_prompt_tokens_computed=0,
-        num_output_tokens=0,
-        code=error.code,
-        message=error.message,
-        retry_after_s=error.retry_after_s,
-    )
