@@ -41,7 +41,9 @@ function limitsOf(schema) {
 function tableOf(schema) {
   const body = make("tbody");
   const required = new Set(schema.required ?? []);
-  for (const [name, field] of Object.entries(schema.properties ?? {})) {
+  const fields = Object.entries(schema.properties ?? {});
+  fields.sort(([one], [other]) => required.has(other) - required.has(one));
+  for (const [name, field] of fields) {
     const type = make("td");
     type.append(...typeOf(field));
     const told = [required.has(name) ? "required" : "", field.description ?? ""].filter(Boolean).join(". ");

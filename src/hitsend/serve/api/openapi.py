@@ -101,7 +101,7 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     words = inspect.getdoc(handler) or ""
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', path.lower()).rstrip('_')}",
-        "summary": words.partition("\n")[0],
+        "summary": re.sub(r" Raises .*", "", words.partition("\n")[0]),
         "responses": _responses(path),
     }
     if path in BODIES and method == "POST":
