@@ -110,7 +110,7 @@ class Breakers:
         return self._found[text]
 
     def _search(self, needle: bytes) -> frozenset[int]:
-        # All places, overlapping ones too: one across two tokens must not hide one inside the second. A millisecond for
+        # All places, overlapping ones too: one across two tokens must not hide one inside the second. Milliseconds for
         # 150,000 tokens, whatever the text: this runs between two steps.
         places = np.flatnonzero(self._all[: max(0, self._all.size - len(needle) + 1)] == needle[0])
         for offset in range(1, len(needle)):
