@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hitsend.core.clock import SystemClock
-from hitsend.core.errors import InvalidApiKey
+from hitsend.core.errors import InvalidApiKey, InvalidRequest
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
@@ -139,6 +139,8 @@ class LetterText:
         return tuple(ord(char) for message in request.messages for char in message.content or "")
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        if any(not 0 <= token < 0xD800 for token in token_ids):
+            raise InvalidRequest("an id outside the vocabulary", param="tokens")
         return "".join(map(chr, token_ids))
 
 

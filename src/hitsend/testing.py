@@ -49,7 +49,8 @@ class FakeDecoder:
     `num_cells` None is per-stream mode; fewer than num_slots * cells_per_slot is unified mode. `logits_of(tokens)`
     replaces the default, a normal deviate per token of the vocabulary; `next_token(tokens)` only says which one is the
     likeliest. `fails(batch)` returns what is to be raised instead of computing; nothing of the batch is kept then.
-    Every decoded batch is in `batches`, every move in `moves`. `clock` is moved on by `step_s` in each `decode`.
+    Every decoded batch is in `batches`, every move in `moves`, every copy in `copies`. Token i stands for the character
+    with that code point. `clock` is moved on by `step_s` in each `decode`.
     """
 
     def __init__(
@@ -81,6 +82,12 @@ class FakeDecoder:
         self.slots: list[list[int]] = [[] for _ in range(num_slots)]
         self.batches: list[Batch] = []
         self.moves: list[tuple[int, int]] = []
+        self.copies: list[tuple[int, int]] = []
+
+    @property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The characters 0, 1, 2, … in UTF-8."""
+        return tuple(chr(token).encode() for token in range(self.vocab_size))
 
     @property
     def cells_filled(self) -> int:
@@ -109,12 +116,21 @@ class FakeDecoder:
 
     def move(self, source: int, target: int) -> None:
         """Move the tokens of one slot to another, empty one."""
+        self._transfer(source, target)
+        self.slots[source] = []
+        self.moves.append((source, target))
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the tokens of one slot to another, empty one."""
+        self._transfer(source, target)
+        self.copies.append((source, target))
+
+    def _transfer(self, source: int, target: int) -> None:
         if self.slots[target]:
             raise FakeMisused(f"slot {target} still holds {len(self.slots[target])} tokens")
         if not self.slots[source]:
-            raise FakeMisused(f"slot {source} holds nothing to move")
-        self.slots[target], self.slots[source] = self.slots[source], []
-        self.moves.append((source, target))
+            raise FakeMisused(f"slot {source} holds nothing to move or copy")
+        self.slots[target] = list(self.slots[source])
 
     def _logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         if self.logits_of is not None:

@@ -4,6 +4,8 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from hitsend.serve.api.chat_request import ChatBody
 from tests.edge import Edge, chat_body
 
@@ -87,23 +89,56 @@ def bodies() -> list[bytes]:
     return found
 
 
+def broken(chance: random.Random) -> bytes:
+    """A good body with several things wrong with it, of every kind that parsers disagree on."""
+    names = chance.sample(FIELDS, chance.randint(1, 4))
+    fields = {field: chance.choice((*NUMBERS, *OTHERS)) if chance.random() < 0.6 else "null" for field in names}
+    pairs = ['"model":"m"', '"messages":[{"role":"user","content":"hi"}]']
+    pairs += [f'"{field}":{value}' for field, value in fields.items()]
+    kind = chance.randrange(8)
+    if kind == 0:
+        pairs.append(chance.choice(pairs))  # a duplicate key
+    depth = chance.choice([1, 63, 64, 65, 500, 20_000])
+    if kind == 1:
+        pairs.append(f'"metadata":{"[" * depth}{"]" * depth}')
+    if kind == 2:
+        pairs.append(f'"messages":{{"a":{"[" * depth}')
+    chance.shuffle(pairs)
+    whole = ("{" + ",".join(pairs) + "}").encode()
+    if kind == 3:
+        return whole + chance.choice([b"{}", b"\x00", b" x", b"\n\n", b"\xef\xbb\xbf", b","])
+    return mutated(chance, whole) if kind == 4 else whole
+
+
 async def test_no_body_is_ever_the_server_s_fault():
-    edge = Edge()
     asked = bodies()
     assert len(asked) > 3000
-    served = refused = 0
+    served, refused = await refuse_or_serve(asked)
+    assert served > 100
+    assert refused > 2000
+
+
+@pytest.mark.slow
+async def test_twenty_thousand_bodies_are_never_the_server_s_fault():
+    chance = random.Random(3)
+    served, refused = await refuse_or_serve([broken(chance) for _ in range(20_000)])
+    assert served > 500
+    assert refused > 10_000
+
+
+async def refuse_or_serve(asked: list[bytes]) -> tuple[int, int]:
+    edge = Edge()
+    served = 0
     for body in asked:
         answer = await edge.ask("/v1/chat/completions", body)
         if answer.status == 200:
             served += 1
             continue
         assert answer.status == 400, body
-        refused += 1
         error = answer.error
         assert isinstance(error["message"], str)
         assert error["code"] == "invalid_request"
-    assert served > 100
-    assert refused > 2000
     for request in edge.pipeline.requests:
         json.dumps([message.content for message in request.messages], ensure_ascii=False).encode()
     assert edge.flights.num_open == 0
+    return served, len(asked) - served

@@ -125,7 +125,7 @@ def test_what_nobody_sets_is_neutral_and_says_so():
     assert fitted.sampling == SamplingParams(seed=7)
     assert fitted.sources.pop("seed") == "drawn"
     assert set(fitted.sources.values()) == {"default"}
-    assert len(fitted.sources) == 7
+    assert len(fitted.sources) == 14
 
 
 def test_a_seed_is_drawn_only_where_none_was_sent():
@@ -228,3 +228,23 @@ def test_the_same_request_and_seed_fit_the_same_way():
     draw = partial(int, 99)
     budget = Budget(qwen("Qwen3.8"), draw)
     assert budget.fit(request(), prompt(5), FACTS) == budget.fit(request(), prompt(5), FACTS)
+
+
+def test_what_only_clients_ask_for_has_a_value_and_a_source():
+    asked = request(4, sampling=SamplingAsked(dry_multiplier=0.8), min_tokens=3, ignore_eos=True, stop_token_ids=(5,))
+    fitted = fit(asked, 10)
+    assert (fitted.sampling.dry_multiplier, fitted.sampling.typical_p) == (0.8, 1.0)
+    assert (fitted.sources["dry_multiplier"], fitted.sources["typical_p"]) == ("client", "default")
+    assert (fitted.sampling.min_tokens, fitted.sampling.ignore_eos, fitted.sampling.stop_token_ids) == (3, True, (5,))
+
+
+def test_a_stop_token_that_does_not_exist_is_refused():
+    with pytest.raises(InvalidRequest) as caught:
+        fit(request(4, stop_token_ids=(FACTS.vocab_size,)), 10)
+    assert caught.value.param == "stop_token_ids"
+
+
+def test_more_tokens_at_least_than_fit_are_refused():
+    with pytest.raises(InvalidRequest) as caught:
+        fit(request(None, min_tokens=30), FACTS.cells_per_slot - 10)
+    assert caught.value.param == "min_tokens"

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from hitsend.cli import CallFailed
 from hitsend.cli.client import Client, _events
-from hitsend.cli.send import Server, _body, _safe, _send
+from hitsend.cli.send import Server, _body, _send, safe
 from tests.cli.sample import record
 
 pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.web_exceptions.NotAppKeyWarning")
@@ -140,6 +140,6 @@ async def test_event_data_survive_any_cut():
 
 def test_an_answer_cannot_drive_the_terminal():
     assert (
-        _safe("a\x1b[31mb\r\n\tc\x07")
+        safe("a\x1b[31mb\r\n\tc\x07")
         == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}\n\tc\N{REPLACEMENT CHARACTER}"
     )

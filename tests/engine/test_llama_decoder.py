@@ -147,6 +147,24 @@ def test_a_move_is_exact_and_release_frees(
         assert decoder.cells_used(3) == 0
 
 
+@pytest.mark.parametrize("mode", ["per_stream", "unified"])
+def test_a_copy_is_exact_and_lives_on_without_its_source(
+    decoder_of: Callable[..., LlamaDecoder], model_path: str, mode: str
+) -> None:
+    decoder = decoder_of(model_path, EngineSettings(num_slots=4, context=512, kv_budget_bytes=0, kv_mode=mode))
+    tokens = prompt(70, 3)
+    _, rows = greedy(decoder, tokens, 1)
+    token = int(decoder.decode(batch((0, 0, tokens)))[0].argmax())
+    decoder.copy(0, 2)
+    assert (decoder.cells_used(0), decoder.cells_used(2)) == (70, 70)
+    both = decoder.decode(batch((0, 70, [token])))
+    decoder.release(0)
+    assert (decoder.decode(batch((2, 70, [token])))[0] == rows[1]).all()
+    assert (both[0] == rows[1]).all()
+    decoder.release(2)
+    assert (decoder.cells_used(0), decoder.cells_used(2)) == (0, 0)
+
+
 def test_a_batch_the_library_refuses_leaves_everything_as_it_was(
     decoder_of: Callable[..., LlamaDecoder], model_path: str
 ) -> None:

@@ -160,7 +160,7 @@ async def test_the_page_asks_for_a_key_where_one_is_needed_and_keeps_it_in_the_t
 
 def test_the_page_is_whole_without_anything_from_elsewhere():
     texts = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
-    assert set(texts) == {"index.html", "page.js", "page.css"}
+    assert set(texts) == {"index.html", "page.js", "page.css", "docs.html", "docs.js", "docs.css"}
     for name, text in texts.items():
         assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), name
         assert "innerHTML" not in text, name

@@ -93,9 +93,12 @@ def test_sixty_four_mixed_requests_at_once(served: Served) -> None:
 def test_n_answers_one_prompt(served: Served) -> None:
     answer = served.chat("Tell me something.", n=3, temperature=1.0, seed=7, max_tokens=12)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
-    alone = served.chat("Tell me something.", temperature=1.0, seed=7, max_tokens=12)
-    assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
-    assert answer["choices"][0]["message"]["content"] == alone["choices"][0]["message"]["content"]
+    for index, choice in enumerate(answer["choices"]):
+        alone = served.chat("Tell me something.", temperature=1.0, seed=7 + index, max_tokens=12)
+        assert answer["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+        assert choice["message"]["content"] == alone["choices"][0]["message"]["content"]
+    steps = [e for e in served.record(answer["hitsend"]["request_id"])["events"] if e["type"] == "step"]
+    assert sum(step["prefill_tokens"] for step in steps) == answer["usage"]["prompt_tokens"], "one prefill for all"
 
 
 def test_a_stop_string_is_never_seen_and_ends_the_bill(served: Served) -> None:

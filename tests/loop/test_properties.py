@@ -16,7 +16,12 @@ from hitsend.serve.loop.messages import Abort, Pause, Resume, Shutdown, StepRepo
 from hitsend.serve.loop.scheduler import LoopLimits
 from tests.loop.driven import Driven
 
-KINDS = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=3, presence_penalty=0.5))
+KINDS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_k=3, presence_penalty=0.5),
+    SamplingParams(dry_multiplier=1.0, typical_p=0.9, xtc_probability=0.5, min_tokens=3, stop_token_ids=(3,)),
+)
 SEEDS = st.integers(0, 10**9)
 
 
@@ -138,7 +143,9 @@ def test_every_choice_ends_exactly_once_and_nothing_is_left(seed, ending):
         assert done.num_prompt_tokens_computed <= driven.prefilled[key]
         assert 0 not in driven.tokens(*key)
         if done.reason in {"stop", "length"}:
-            assert done.num_prompt_tokens_computed == len(submit.prompt_token_ids)
+            siblings = range(len(submit.seeds))
+            computed = [driven.done[key[0], choice].num_prompt_tokens_computed for choice in siblings]
+            assert max(computed) == len(submit.prompt_token_ids), "somebody computed it for all"
 
 
 @settings(max_examples=100, deadline=None)
@@ -201,7 +208,7 @@ def test_whoever_is_admitted_finishes_while_others_keep_coming(seed):
 
 def test_the_scenarios_reach_what_they_are_for():
     """Guards the properties above against becoming empty: preemptions, moves and every kind of ending do occur."""
-    preemptions, moves, endings = 0, 0, Counter()
+    preemptions, moves, copies, endings = 0, 0, 0, Counter()
     for seed in range(40):
         rng = random.Random(seed)
         driven = Fickle(draw_sizes(rng))
@@ -210,8 +217,9 @@ def test_the_scenarios_reach_what_they_are_for():
         driven.run()
         preemptions += driven.loop.pulse().preemptions_total
         moves += len(driven.decoder.moves)
+        copies += len(driven.decoder.copies)
         endings.update(done.code or done.reason for done in driven.done.values())
-    assert min(preemptions, moves) > 20
+    assert min(preemptions, moves, copies) > 20
     assert set(endings) == {
         "stop",
         "length",

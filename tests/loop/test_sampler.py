@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hitsend.core.request import SamplingParams
-from hitsend.serve.loop.sampler import COLUMNS, Sampler, largest, sample
+from hitsend.serve.loop.rows import COLUMNS, largest
+from hitsend.serve.loop.sampler import Sampler, sample
 
 LOGITS = st.floats(-12, 12, width=32)
 

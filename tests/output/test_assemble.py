@@ -115,3 +115,22 @@ def test_a_control_token_is_no_text_but_counts():
     assert delta is not None
     assert delta.text == "ab"
     assert assembler.num_tokens == 3
+
+
+@given(ids, st.integers(0, 4))
+def test_a_stop_can_be_shown_and_is_not_looked_for_in_the_first_tokens(token_ids: list[int], min_tokens: int):
+    free = Assembler(TABLE)
+    free.feed(tokens(token_ids))
+    shown = Assembler(TABLE, ("b",), shows_stop=True, min_tokens=min_tokens)
+    deltas = [delta for token in tokens(token_ids) if (delta := shown.feed([token])[0])]
+    if not shown.is_finished:
+        deltas.append(shown.finish(FinishReason.LENGTH))
+    text = "".join(delta.text for delta in deltas)
+    later = next(
+        (place for place, token in enumerate(token_ids) if place >= min_tokens and b"b" in PIECES[token]), None
+    )
+    if later is None:
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+    else:
+        assert text.endswith("b")
+        assert (deltas[-1].finish_reason, shown.num_tokens) == (FinishReason.STOP, later + 1)

@@ -4,7 +4,7 @@ Enters: arguments. Leaves: an exit status; answers and `--json` documents on std
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
 a stage.
-Order of reading: `serve.py`, `send.py`, `waterfall.py`, `inspect.py`, `config.py`, `keys.py`, `usage.py`.
+Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `inspect.py`, `config.py`, `keys.py`, `usage.py`.
 """
 
 import importlib
@@ -20,6 +20,7 @@ from hitsend.core.errors import ConfigError
 COMMANDS = {
     "serve": "Serve a model over HTTP until stopped.",
     "send": "Ask one question; show the answer and where its time went.",
+    "chat": "Talk with the model in this terminal.",
     "inspect": "Show one request's flight record, or list the recent ones.",
     "keys": "Create, list and revoke API keys.",
     "usage": "Add up the ledger.",

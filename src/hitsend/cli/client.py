@@ -7,7 +7,7 @@ the server), and the key is sent to that one address only. Next: `send.py`.
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -64,7 +64,7 @@ class Client:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
 
-    async def chat_chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def chat_chunks(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """A streamed completion's chunks, up to `[DONE]`. Raises CallFailed, also for an error frame in mid-stream."""
         try:
             async with self._session.post(f"{self.url}/v1/chat/completions", json=body | {"stream": True}) as response:

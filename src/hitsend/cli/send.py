@@ -50,7 +50,7 @@ def send(
         print(json.dumps(sent, ensure_ascii=False))
         return
     if no_stream:
-        print(_safe(sent["answer"]) if sys.stdout.isatty() else sent["answer"])
+        print(safe(sent["answer"]) if sys.stdout.isatty() else sent["answer"])
     Console(stderr=True).print(draw(sent["record"]))
 
 
@@ -81,7 +81,7 @@ async def _send(
         asked = None if is_own else model
         body["model"] = asked or (await client.get("/v1/models"))["data"][0]["id"]
         answer = await (_streamed(client, body) if stream else _whole(client, body))
-        return {"request_id": client.request_id, "answer": answer, "record": await _record(client)}
+        return {"request_id": client.request_id, "answer": answer, "record": await closed_record(client)}
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def _streamed(client: Client, body: dict[str, Any]) -> str:
             for choice in chunk["choices"]:
                 piece = choice["delta"].get("content") or ""
                 parts.append(piece)
-                sys.stdout.write(_safe(piece) if sys.stdout.isatty() else piece)
+                sys.stdout.write(safe(piece) if sys.stdout.isatty() else piece)
                 sys.stdout.flush()
     finally:
         sys.stdout.write("\n")
@@ -118,7 +118,7 @@ async def _streamed(client: Client, body: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """Text that can't drive the terminal: a model may write escape sequences as well as anything else."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
@@ -129,7 +129,7 @@ async def _whole(client: Client, body: dict[str, Any]) -> str:
     return answer
 
 
-async def _record(client: Client) -> dict[str, Any]:
+async def closed_record(client: Client) -> dict[str, Any]:
     """The flight record, once it is closed."""
     for _ in range(RECORD_TRIES):
         record: dict[str, Any] = await client.get(f"/inspect/requests/{client.request_id}")

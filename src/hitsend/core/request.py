@@ -6,7 +6,7 @@ value that the client did not send is never invented here: defaults are resolved
 known. Next: `lifecycle.py`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,15 +50,25 @@ class SamplingAsked(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: tuple[str, ...] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     seed: int | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
     """The values that are really used, every one of them known. Order of use: see `loop/sampler.py`.
 
-    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, presence/frequency 0 and repetition 1 mean "off".
+    temperature 0 is greedy; top_k 0, top_p 1, min_p 0, presence/frequency 0, repetition 1, typical_p 1,
+    dry_multiplier 0 and xtc_probability 0 mean "off".
     `seed` is always set: a fresh one is drawn where the client gave none, and the record shows it.
     `logit_bias` is (token id, bias in -100..100) pairs; `top_logprobs` is 0..20 and only read when `logprobs` is true.
+    `stop_token_ids` end the output as the model's own end tokens do; none of both is sampled before `min_tokens`, and
+    with `ignore_eos` the model's own never are.
     """
 
     temperature: float = 1.0
@@ -68,10 +78,45 @@ class SamplingParams(msgspec.Struct, frozen=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call. `parameters` is its JSON schema, {} where none was given."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """What the model may or must call. A named function is `required` with that one name in `names`."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] = ()
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """What the answer has to look like. `value`: a JSON schema, a regex, the choices, or a Lark grammar, by `kind`."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    value: Any = None
+    name: str | None = None
+    strict: bool = True
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -86,6 +131,10 @@ class Request(msgspec.Struct, frozen=True):
     logprobs: bool = False
     top_logprobs: int = 0
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
     n: int = 1
     max_tokens: int | None = None
     stream: bool = False
@@ -96,6 +145,11 @@ class Request(msgspec.Struct, frozen=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    output_format: OutputFormat | None = None
+    thinking_token_budget: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -149,8 +203,19 @@ class Started(msgspec.Struct, frozen=True):
     system_fingerprint: str | None = None
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of the choice's call number `index`. Its first piece has `id` and `name`; `arguments` is JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
+
+    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -160,6 +225,8 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[TextLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     matched_stop: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Completed(msgspec.Struct, frozen=True):

@@ -97,7 +97,14 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
 
 
 def _assembler(request: Request, stages: Stages, index: int) -> Assembler:
-    return Assembler(stages.text.vocabulary, request.stop, want_logprobs=request.logprobs, index=index)
+    return Assembler(
+        stages.text.vocabulary,
+        request.stop,
+        want_logprobs=request.logprobs,
+        index=index,
+        shows_stop=request.include_stop,
+        min_tokens=request.min_tokens,
+    )
 
 
 async def _answer(generation: Generation, choices: Sequence[Assembler], flight: Flight) -> AsyncGenerator[Delta]:

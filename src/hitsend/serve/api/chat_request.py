@@ -6,7 +6,8 @@ without effect and listed in `warnings`; a field nobody knows is refused; ranges
 number that libllama could choke on gets past this file. Next: `chat_messages.py`.
 
 Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
-Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message.
+Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message, and
+those of `sampling_fields.py`.
 """
 
 import re
@@ -20,6 +21,7 @@ from hitsend.core.events import LimitCheck, Parsed
 from hitsend.core.request import Principal, Request, SamplingAsked
 from hitsend.serve.api import strict_json
 from hitsend.serve.api.chat_messages import MessageIn, read_messages
+from hitsend.serve.api.sampling_fields import SamplingIn, check_sampling, with_extensions
 from hitsend.settings import AccessSettings
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -36,7 +38,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The wire's request, field by field; None is "not given" and JSON's null."""
 
     messages: list[MessageIn]
@@ -138,6 +140,8 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     opens_turn, continues_turn = _turns(wire)
+    max_tokens = _max_tokens(wire)
+    check_sampling(wire, max_tokens)
     return Request(
         request_id=request_id,
         model=model,
@@ -148,8 +152,12 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         logprobs=bool(wire.logprobs),
         top_logprobs=wire.top_logprobs or 0,
         stop=_stop(wire.stop),
+        include_stop=bool(wire.include_stop_str_in_output),
+        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
+        min_tokens=wire.min_tokens or 0,
+        ignore_eos=bool(wire.ignore_eos),
         n=wire.n or 1,
-        max_tokens=_max_tokens(wire),
+        max_tokens=max_tokens,
         stream=bool(wire.stream),
         include_usage=bool(options.include_usage),
         template_kwargs=_template_kwargs(wire.chat_template_kwargs or {}),
@@ -172,7 +180,7 @@ def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
 def _sampling(wire: ChatBody) -> SamplingAsked:
     if wire.seed is not None and not -(2**63) <= wire.seed < 2**63:
         raise InvalidRequest("seed: beyond 64 bits", param="seed")
-    return SamplingAsked(
+    asked = SamplingAsked(
         temperature=wire.temperature,
         top_p=wire.top_p,
         top_k=0 if wire.top_k == -1 else wire.top_k,
@@ -182,6 +190,7 @@ def _sampling(wire: ChatBody) -> SamplingAsked:
         repetition_penalty=wire.repetition_penalty,
         seed=wire.seed,
     )
+    return with_extensions(asked, wire)
 
 
 def _max_tokens(wire: ChatBody) -> int | None:

@@ -27,15 +27,19 @@ _log = logging.getLogger("hitsend.api")
 Header = tuple[bytes, bytes]
 
 
-class _Detail(msgspec.Struct, frozen=True):
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """`param` names the field, where there is one to name."""
+
     message: str
     type: str
     param: str | None
     code: str
 
 
-class _Body(msgspec.Struct, frozen=True):
-    error: _Detail
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
+    error: ErrorDetail
 
 
 def public(error: Exception, request_id: str) -> ServeError:
@@ -49,8 +53,8 @@ def public(error: Exception, request_id: str) -> ServeError:
 
 def error_body(error: ServeError) -> bytes:
     """OpenAI's `{"error": {message, type, param, code}}`."""
-    detail = _Detail(message=error.message, type=_type(error), param=error.param, code=error.code)
-    return msgspec.json.encode(_Body(detail))
+    detail = ErrorDetail(message=error.message, type=_type(error), param=error.param, code=error.code)
+    return msgspec.json.encode(ErrorBody(detail))
 
 
 def error_headers(error: ServeError) -> list[Header]:

@@ -57,6 +57,11 @@ async def page(exchange: Exchange) -> None:
     await _send_file(exchange, "index.html")
 
 
+async def docs(exchange: Exchange) -> None:
+    """The page that draws `/openapi.json`."""
+    await _send_file(exchange, "docs.html")
+
+
 async def page_file(exchange: Exchange) -> None:
     """A script or style of the page."""
     await _send_file(exchange, exchange.param)

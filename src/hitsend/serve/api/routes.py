@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
-from hitsend.serve.api import chat_completions, inspect, tokens
+from hitsend.serve.api import chat_completions, inspect, openapi, tokens
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
 from hitsend.serve.api.hosts import check_host, check_origin, host_name
@@ -26,6 +26,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/models/{id}": {"GET": inspect.model},
     "/tokenize": {"POST": tokens.tokenize},
     "/detokenize": {"POST": tokens.detokenize},
+    "/docs": {"GET": inspect.docs},
     "/inspect": {"GET": inspect.page},
     "/inspect/requests": {"GET": inspect.requests},
     "/inspect/requests/{id}": {"GET": inspect.request},
@@ -36,6 +37,8 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/readyz": {"GET": inspect.readyz},
 }
 """Template to method to handler. What stands for the braces is the handler's `param`, slashes and all."""
+
+ROUTES["/openapi.json"] = {"GET": openapi.telling(ROUTES)}
 
 OPEN_TO_ALL = frozenset({"/healthz"})
 

@@ -18,7 +18,7 @@ import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.events import Fitted, LimitCheck
-from hitsend.core.request import Request, SamplingParams
+from hitsend.core.request import Request, SamplingAsked, SamplingParams
 from hitsend.serve.chat.presets import Defaults
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.loop.messages import EngineFacts
@@ -32,6 +32,9 @@ _FIELDS = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_UNPRESET = tuple(field for field in SamplingAsked.__struct_fields__ if field not in {*_FIELDS, "seed"})
+"""Only clients ask for these; no model's makers recommend them."""
+
 SEED_BITS = 32
 
 
@@ -51,7 +54,10 @@ class Budget(msgspec.Struct, frozen=True):
         max_tokens = allowed_output(
             request.max_tokens, num_prompt_tokens=prompt.num_tokens, context=context, ceiling=self.ceiling
         )
-        _check_bias(request, facts.vocab_size)
+        _check_tokens(request, facts.vocab_size)
+        if request.min_tokens > max_tokens:
+            text = f"min_tokens is {request.min_tokens}, but the answer may have {max_tokens} tokens at most"
+            raise InvalidRequest(text, param="min_tokens")
         sampling, sources = resolve_sampling(request, self.defaults, self.draw)
         checks = (
             LimitCheck("prompt_tokens", prompt.num_tokens, context - 1),
@@ -101,11 +107,19 @@ def resolve_sampling(
             sources[field], values[field] = found
         else:
             sources[field] = "default"
+    for field in _UNPRESET:
+        asked = getattr(request.sampling, field)
+        sources[field] = "default" if asked is None else "client"
+        if asked is not None:
+            values[field] = asked
     seed = request.sampling.seed
     sources["seed"] = "drawn" if seed is None else "client"
     sampling = SamplingParams(
         **values,
         seed=draw() % 2**SEED_BITS if seed is None else seed,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=request.stop_token_ids,
         logit_bias=request.logit_bias,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
@@ -113,9 +127,10 @@ def resolve_sampling(
     return sampling, sources
 
 
-def _check_bias(request: Request, vocab_size: int) -> None:
-    for token, _ in request.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"logit_bias: {token} is no token id of this model (0 to {vocab_size - 1})", param="logit_bias"
-            )
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    named = {"logit_bias": [token for token, _ in request.logit_bias], "stop_token_ids": request.stop_token_ids}
+    for field, tokens in named.items():
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                text = f"{field}: {token} is no token id of this model (0 to {vocab_size - 1})"
+                raise InvalidRequest(text, param=field)

@@ -89,6 +89,11 @@ class LlamaDecoder:
         return self._max_batch
 
     @property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """What each token stands for, by id. Asks the library anew each time."""
+        return self._model.vocabulary.token_bytes()
+
+    @property
     def end_token_ids(self) -> frozenset[int]:
         """Tokens by which the model says that it has finished."""
         return self._end
@@ -127,12 +132,16 @@ class LlamaDecoder:
 
     def move(self, source: int, target: int) -> None:
         """Move a whole sequence to an empty slot."""
+        self.copy(source, target)
+        self.release(source)
+
+    def copy(self, source: int, target: int) -> None:
+        """Give an empty slot a copy of what the source holds. In unified mode both use the same cells."""
         if self._is_unified:
             self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         else:
             # seq_cp between streams copies the stream's whole buffer; saved state holds only the used cells.
             self._copy_state(source, target)
-        self.release(source)
 
     def cells_used(self, slot: int) -> int:
         """What the library itself says that the slot holds, in cells."""
@@ -243,4 +252,4 @@ class LlamaDecoder:
         written = self._lib.llama_state_seq_get_data_ext(self._context, address, size, source, 0)
         read = self._lib.llama_state_seq_set_data_ext(self._context, address, written, target, 0)
         if not written or read != written:
-            raise DecoderFailed(f"could not move a sequence: {written} bytes saved, {read} restored", is_fatal=True)
+            raise DecoderFailed(f"could not copy a sequence: {written} bytes saved, {read} restored", is_fatal=True)

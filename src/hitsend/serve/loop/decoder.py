@@ -63,6 +63,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """What each token stands for, by id. May take a moment; the loop asks at most once."""
+        ...
+
+    @property
     def end_token_ids(self) -> frozenset[int]:
         """Tokens by which the model says that it has finished."""
         ...
@@ -80,4 +85,8 @@ class Decoder(Protocol):
 
     def move(self, source: int, target: int) -> None:
         """Move a whole sequence to an empty slot; the source is empty afterwards."""
+        ...
+
+    def copy(self, source: int, target: int) -> None:
+        """Give an empty slot a copy of what the source holds."""
         ...

@@ -9,11 +9,17 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.errors import ServeError
+from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Run `len(seeds)` choices of one prompt. `max_tokens` bounds each; `deadline_s` bounds the time spent waiting."""
+    """Run `len(seeds)` choices of one prompt. `max_tokens` bounds each; `deadline_s` bounds the time spent waiting.
+
+    The prompt is computed once for all choices that find a place by then; `prefill_tokens` and
+    `num_prompt_tokens_computed` are those of the choice that computed it.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -111,7 +117,9 @@ class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One choice's part in a step; `sampled` is empty while its prompt isn't finished."""
+    """One choice's part in a step; `sampled` is empty while its prompt isn't finished.
+
+    Without any tokens of its own, but with a sampled one: it got a copy of the prompt that a sibling computed."""
 
     request_id: str
     choice: int
@@ -123,8 +131,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """One choice ended and its cells are free.
 
-    `reason` is a `FinishReason` value: stop (the model's own end token, which is not in the output and not counted in
-    `num_output_tokens`), length, cancelled or error; with error, `code` and `message` are a ServeError's.
+    `reason` is a `FinishReason` value: stop (the model's own end token or one of `stop_token_ids`, which is not in the
+    output and not counted in `num_output_tokens`), length, cancelled or error; with error, `code` and `message` are a
+    ServeError's.
     `num_prompt_tokens_computed` counts prompt tokens that really went through the model (again after a preemption
     does not count twice); `num_output_tokens` counts sampled tokens that were reported in rows.
     """
@@ -170,3 +179,38 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
 
 Report = Ready | WasQueued | WasAdmitted | WasPreempted | StepReport | Done | Pulse
+
+
+def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
+    """What the edge should never have let through; here it would stop the process or everybody's batch."""
+    prompt = submit.prompt_token_ids
+    if not prompt:
+        return "The prompt has no tokens."
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        return f"The prompt has tokens from {min(prompt)} to {max(prompt)}; the vocabulary ends at {vocab_size - 1}."
+    if submit.max_tokens < 1:
+        return f"max_tokens is {submit.max_tokens}; it has to be at least 1."
+    sampling = submit.sampling
+    for field, ids in (
+        ("logit_bias", [i for i, _ in sampling.logit_bias]),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        outside = [token for token in ids if not 0 <= token < vocab_size]
+        if outside:
+            return f"{field} names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
+    return None
+
+
+def refused(request_id: str, choice: int, at: float, error: ServeError) -> Done:
+    """The end of a choice that never began."""
+    return Done(
+        request_id=request_id,
+        choice=choice,
+        at=at,
+        reason=FinishReason.ERROR.value,
+        num_prompt_tokens_computed=0,
+        num_output_tokens=0,
+        code=error.code,
+        message=error.message,
+        retry_after_s=error.retry_after_s,
+    )

@@ -8,7 +8,8 @@ and who runs, and adds shares to the plan until its tokens are spent:
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
    A sequence alone on the engine ends at its limit before it could run out of cells.
 2. `share_with_decodes`      one token each, the least recently served first, leaving some tokens for prompts.
-3. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), in the order of admission.
+3. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), in the order of admission. Of
+   several choices of one prompt one computes it; those that have a place by its end get a copy (see `step.py`).
 4. `admit_waiting`           while tokens are left: the head of the queue, if its known tokens and a reserve fit. Nobody
    overtakes a head that doesn't fit yet. The preempted come first, then by (priority, arrival); smaller numbers first.
 
@@ -158,20 +159,21 @@ def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
     for sequence in roster.running:
         if plan.tokens_left < 1:
             return
-        if not sequence.is_decoding and not sequence.is_paused:
+        if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling):
             num_tokens = _chunk(plan, sequence.num_computed_tokens, sequence.num_pending_tokens)
             if num_tokens:
                 plan.share(sequence, num_tokens)
 
 
 def admit_waiting(roster: Roster, plan: StepPlan) -> None:
-    """A place is only given to somebody who can begin in this step."""
-    while plan.tokens_left > 0:
+    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt."""
+    while True:
         sequence = roster.next_waiting()
         if sequence is None or not roster.can_admit(sequence):
             return
-        num_tokens = _chunk(plan, 0, len(sequence.token_ids))
-        if not num_tokens:
+        is_follower = sequence.waits_for_sibling
+        num_tokens = 0 if is_follower or plan.tokens_left < 1 else _chunk(plan, 0, len(sequence.token_ids))
+        if not num_tokens and not is_follower:
             return
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
         roster.waiting.remove(sequence)
@@ -179,7 +181,8 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
         slot = roster.kv.take(cells)
         sequence.admit(slot, plan.at)
         plan.admissions.append(Admission(sequence, slot, free, cells))
-        plan.share(sequence, num_tokens)
+        if num_tokens:
+            plan.share(sequence, num_tokens)
 
 
 Rule = Callable[[Roster, StepPlan], None]
@@ -199,8 +202,7 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
 
     With separate streams libllama wants the slots of a batch to be contiguous: a gap slows every step down, a move
     costs one copy, once. Gaps held by somebody who doesn't take part (a paused sequence) stay. In unified mode gaps
-    cost nothing and nothing is moved. Who was admitted in this step took the lowest free slot, so that nobody is moved
-    who has no cache yet.
+    cost nothing and nothing is moved. Whoever has no cache yet only gets another number.
     """
     moves: list[Move] = []
     by_slot = {share.sequence.held_slot: share.sequence for share in plan.shares}
@@ -212,7 +214,8 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
                 by_slot[gap] = sequence
                 roster.kv.move(last, gap)
                 sequence.slot = gap
-                moves.append(Move(last, gap))
+                if sequence.num_computed_tokens:
+                    moves.append(Move(last, gap))
     plan.shares.sort(key=lambda share: share.sequence.held_slot)
     return moves
 

@@ -14,7 +14,8 @@ class Sequence:
     """One choice of one request, from the queue to its end.
 
     `token_ids` are all known tokens, prompt first; the first `num_computed_tokens` of them are in the cache.
-    `arrival` numbers choices in the order of their submission and never repeats.
+    `arrival` numbers choices in the order of their submission and never repeats. `ends` are the tokens that end it.
+    `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
     __slots__ = (
@@ -23,6 +24,7 @@ class Sequence:
         "choice",
         "deadline_at",
         "deadline_s",
+        "ends",
         "is_paused",
         "last_step",
         "max_tokens",
@@ -32,12 +34,22 @@ class Sequence:
         "priority",
         "request_id",
         "sampler",
+        "siblings",
         "slot",
         "state",
         "token_ids",
     )
 
-    def __init__(self, submit: Submit, choice: int, arrival: int, at: float) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        choice: int,
+        arrival: int,
+        at: float,
+        *,
+        end_token_ids: frozenset[int] = frozenset(),
+        breaker_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.request_id = submit.request_id
         self.choice = choice
         self.arrival = arrival
@@ -49,7 +61,15 @@ class Sequence:
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_prompt_tokens_computed = 0
-        self.sampler = Sampler(submit.sampling, submit.seeds[choice], submit.prompt_token_ids)
+        self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
+        self.siblings: list[Sequence] = [self]
+        self.sampler = Sampler(
+            submit.sampling,
+            submit.seeds[choice],
+            submit.prompt_token_ids,
+            end_token_ids=end_token_ids,
+            breaker_ids=breaker_ids,
+        )
         self.state = State.WAITING
         self.slot: int | None = None
         self.is_paused = False
@@ -79,6 +99,22 @@ class Sequence:
         return self.num_output_tokens > 0 and self.num_pending_tokens == 1
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has computed or sampled anything that it still has."""
+        return self.num_computed_tokens > 0 or self.num_output_tokens > 0
+
+    @property
+    def waits_for_sibling(self) -> bool:
+        """Whether another choice is computing the prompt that this one would have to compute, too.
+
+        The one that got furthest with it does so for all; when that one ends or is preempted, the next one does.
+        """
+        if len(self.siblings) == 1 or self.has_begun:
+            return False
+        computing = [each for each in self.siblings if each.slot is not None and each.num_output_tokens == 0]
+        return bool(computing) and max(computing, key=lambda each: each.num_computed_tokens) is not self
+
+    @property
     def queue_key(self) -> tuple[bool, int, int]:
         """Order in the queue: the preempted first, then smaller priority numbers, then first come."""
         return (self.state is not State.PREEMPTED, self.priority, self.arrival)
@@ -103,9 +139,16 @@ class Sequence:
 
     def computed(self, num_tokens: int, step: int) -> None:
         """So many more of its known tokens are in the cache."""
+        is_prompt = self.num_computed_tokens < self.num_prompt_tokens
         self.num_computed_tokens += num_tokens
-        prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
-        self.num_prompt_tokens_computed = max(self.num_prompt_tokens_computed, prompt_tokens)
+        if is_prompt:
+            prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
+            self.num_prompt_tokens_computed = max(self.num_prompt_tokens_computed, prompt_tokens)
+        self.last_step = step
+
+    def copied(self, num_tokens: int, step: int) -> None:
+        """A sibling's cache, of so many tokens, is now its own too."""
+        self.num_computed_tokens = num_tokens
         self.last_step = step
 
     def append(self, token_id: int) -> None:

@@ -4,6 +4,9 @@ When a batch fails and the decoder says that it isn't fatal (nothing of it was k
 the sequences that can't be computed stand alone; only these end, with `engine_failed`. A fatal failure goes up: the
 child process has to go. Logits that are no numbers end their own sequence only.
 
+Choices of one request share their prompt: when one of them has computed it, those that have a place get a copy of its
+cache and sample from the same row, each with its own seed. Who gets a place later computes the prompt again.
+
 Enters: commands, a `Decoder`, a `Clock`. Leaves: reports. Always true: nothing here waits; `step()` hands over what is
 due at once before it computes anything; each submitted choice gets exactly one `Done`; the same commands at the same
 instants give the same reports. Next: `../engine/worker.py`, which drives this in the child process.
@@ -23,7 +26,9 @@ from hitsend.core.errors import (
 )
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.decoder import Batch, Decoder, DecoderFailed
+from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.decoder import Decoder, DecoderFailed
+from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
     Abort,
@@ -39,6 +44,8 @@ from hitsend.serve.loop.messages import (
     WasAdmitted,
     WasPreempted,
     WasQueued,
+    refused,
+    what_is_wrong,
 )
 from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
@@ -60,6 +67,7 @@ class Loop:
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
         self._roster = Roster(self._kv, limits.reserve_tokens)
         self._live: dict[str, list[Sequence]] = {}
+        self._breakers: Breakers | None = None
         self._outbox: list[Report] = []
         self._arrivals = 0
         self._steps = 0
@@ -149,20 +157,32 @@ class Loop:
         error = self._refusal(submit)
         if error is not None:
             choices = range(len(submit.seeds))
-            self._outbox.extend(_done(submit.request_id, choice, now, error) for choice in choices)
+            self._outbox.extend(refused(submit.request_id, choice, now, error) for choice in choices)
             return
-        sequences = [Sequence(submit, choice, self._arrivals + choice, now) for choice in range(len(submit.seeds))]
+        ends, breakers = self._decoder.end_token_ids, self._breaker_ids(submit)
+        sequences = [
+            Sequence(submit, choice, self._arrivals + choice, now, end_token_ids=ends, breaker_ids=breakers)
+            for choice in range(len(submit.seeds))
+        ]
         self._arrivals += len(sequences)
         self._live[submit.request_id] = sequences
         for sequence in sequences:
+            sequence.siblings = sequences
             self._roster.enqueue(sequence)
         num_waiting, num_running = len(self._roster.waiting), len(self._roster.running)
         self._outbox.append(WasQueued(submit.request_id, now, num_waiting, num_running))
 
+    def _breaker_ids(self, submit: Submit) -> frozenset[int]:
+        """Tokens over which DRY follows no repeat: those with a breaker in them, and the ends of turns."""
+        if not submit.sampling.dry_multiplier:
+            return frozenset()
+        self._breakers = self._breakers or Breakers(self._decoder.token_bytes)
+        return self._decoder.end_token_ids | self._breakers.find(submit.sampling.dry_sequence_breakers)
+
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
             return ShuttingDown("The engine is shutting down.")
-        invalid = _invalid(submit, self._decoder.vocab_size)
+        invalid = what_is_wrong(submit, self._decoder.vocab_size)
         if invalid is not None:
             return InvalidRequest(invalid)
         num_prompt_tokens, limit = len(submit.prompt_token_ids), self._kv.max_sequence_tokens
@@ -248,7 +268,11 @@ class Loop:
         for share in shares:
             share.sequence.computed(share.num_tokens, self._steps)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
-        samplers = [share.sequence.sampler for share in shares if share.sequence.num_pending_tokens == 0]
+        ready = [share.sequence for share in shares if share.sequence.num_pending_tokens == 0]
+        followers = self._hand_on(ready)
+        if followers:
+            logits = np.concatenate([logits, logits[[ready.index(leader) for leader, _ in followers]]])
+        samplers = [each.sampler for each in (*ready, *(follower for _, follower in followers))]
         tokens = iter(sample(logits, samplers))
         for share in shares:
             sequence = share.sequence
@@ -257,24 +281,41 @@ class Loop:
             self._decode_tokens += decode_tokens
             sampled: tuple[SampledToken, ...] = ()
             if sequence.num_pending_tokens == 0:
-                token = next(tokens)
-                end = self._accept(sequence, token)
-                if token is not None and token.token_id not in self._decoder.end_token_ids:
-                    sampled = (token,)
-                if end is not None:
-                    done.append(end)
+                sampled = self._accept(sequence, next(tokens), done)
             rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled))
+        for _, sequence in followers:
+            sampled = self._accept(sequence, next(tokens), done)
+            rows.append(Row(sequence.request_id, sequence.choice, 0, 0, sampled))
 
-    def _accept(self, sequence: Sequence, token: SampledToken | None) -> Done | None:
+    def _hand_on(self, ready: list[Sequence]) -> list[tuple[Sequence, Sequence]]:
+        """Copy each prompt that is complete now to the siblings that wait for it: (who computed it, who has it too)."""
+        pairs = [
+            (leader, follower)
+            for leader in ready
+            if len(leader.siblings) > 1 and leader.num_output_tokens == 0
+            for follower in leader.siblings
+            if follower.slot is not None and not follower.has_begun
+        ]
+        for leader, follower in pairs:
+            self._decoder.copy(leader.held_slot, follower.held_slot)
+            self._kv.fill(follower.held_slot, leader.num_computed_tokens)
+            follower.copied(leader.num_computed_tokens, self._steps)
+        return pairs
+
+    def _accept(self, sequence: Sequence, token: SampledToken | None, done: list[Done]) -> tuple[SampledToken, ...]:
+        """Add the token, or end the sequence; returns what belongs into its output."""
         if token is None:
-            return self._end(sequence, FinishReason.ERROR, EngineFailed("The model's logits are not numbers."))
-        if token.token_id in self._decoder.end_token_ids:
-            return self._end(sequence, FinishReason.STOP)
+            error = EngineFailed("The model's logits are not numbers.")
+            done.append(self._end(sequence, FinishReason.ERROR, error))
+            return ()
+        if token.token_id in sequence.ends:
+            done.append(self._end(sequence, FinishReason.STOP))
+            return ()
         sequence.append(token.token_id)
         is_full = len(sequence.token_ids) >= self._kv.max_sequence_tokens
         if is_full or sequence.num_output_tokens >= sequence.max_tokens:
-            return self._end(sequence, FinishReason.LENGTH)
-        return None
+            done.append(self._end(sequence, FinishReason.LENGTH))
+        return (token,)
 
     # Endings
 
@@ -312,54 +353,3 @@ class Loop:
         rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
         low, high = RETRY_AFTER_S
         return min(high, max(low, round(rounds * self._mean_run_s, 1)))
-
-
-def build_batch(shares: list[Share]) -> Batch:
-    """The arrays for the decoder; `shares` are sorted by slot. Only a sequence's last known token wants logits."""
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    wants_logits: list[bool] = []
-    for share in shares:
-        sequence = share.sequence
-        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + share.num_tokens
-        token_ids += sequence.token_ids[start:end]
-        positions += range(start, end)
-        slots += [sequence.held_slot] * share.num_tokens
-        wants_logits += [False] * (share.num_tokens - 1)
-        wants_logits.append(end == len(sequence.token_ids))
-    return Batch(
-        np.array(token_ids, dtype=np.int32),
-        np.array(positions, dtype=np.int32),
-        np.array(slots, dtype=np.int32),
-        np.array(wants_logits, dtype=np.bool_),
-    )
-
-
-def _done(request_id: str, choice: int, at: float, error: ServeError) -> Done:
-    return Done(
-        request_id=request_id,
-        choice=choice,
-        at=at,
-        reason=FinishReason.ERROR.value,
-        num_prompt_tokens_computed=0,
-        num_output_tokens=0,
-        code=error.code,
-        message=error.message,
-        retry_after_s=error.retry_after_s,
-    )
-
-
-def _invalid(submit: Submit, vocab_size: int) -> str | None:
-    """What the edge should never have let through; here it would stop the process or everybody's batch."""
-    prompt = submit.prompt_token_ids
-    if not prompt:
-        return "The prompt has no tokens."
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        return f"The prompt has tokens from {min(prompt)} to {max(prompt)}; the vocabulary ends at {vocab_size - 1}."
-    if submit.max_tokens < 1:
-        return f"max_tokens is {submit.max_tokens}; it has to be at least 1."
-    outside = [token for token, _ in submit.sampling.logit_bias if not 0 <= token < vocab_size]
-    if outside:
-        return f"logit_bias names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
-    return None

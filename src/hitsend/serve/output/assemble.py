@@ -36,14 +36,23 @@ class Assembler:
     """The text of one choice. Feed it until `is_finished`, or call `finish`; never both to the end."""
 
     def __init__(
-        self, vocabulary: TokenTable, stop: tuple[str, ...] = (), *, want_logprobs: bool = False, index: int = 0
+        self,
+        vocabulary: TokenTable,
+        stop: tuple[str, ...] = (),
+        *,
+        want_logprobs: bool = False,
+        index: int = 0,
+        shows_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        """`shows_stop`: the stop string that matched is text. The first `min_tokens` tokens are searched for none."""
         self._bytes = vocabulary.token_bytes
         self._control = vocabulary.control_ids
         self._want_logprobs = want_logprobs
         self._index = index
         self._detokenizer = Detokenizer()
-        self._stops = StopMatcher(stop)
+        self._stops = StopMatcher(stop, shows_match=shows_stop)
+        self._min_tokens = min_tokens
         self._logprobs: list[TextLogprob] = []
         self.num_tokens = 0
         self.is_finished = False
@@ -91,7 +100,9 @@ class Assembler:
         if token.token_id in self._control:
             return ""
         had_bytes, had_text = self._detokenizer.num_held_bytes, self._stops.held
-        text = self._stops.feed(self._detokenizer.feed(self._bytes[token.token_id]))
+        text = self._detokenizer.feed(self._bytes[token.token_id])
+        if self.num_tokens > self._min_tokens:
+            text = self._stops.feed(text)
         if self._stops.matched is not None:
             self.is_finished = True
             events.append(StopMatched(choice=self._index, stop=self._stops.matched, num_tokens=self.num_tokens))

@@ -6,7 +6,8 @@ is safe; the work per character is constant (Aho and Corasick's automaton), what
 
 The rule when several match: **the stop that completes first wins; of those that complete at the same character, the
 longest**. It is the only rule that never waits for text that may not come, and it doesn't depend on how the text was
-cut. What follows the match is dropped, what stands before its first character is shown. Next: `assemble.py`.
+cut. What follows the match is dropped, what stands before its first character is shown (and the match itself where the
+client wants it). Next: `assemble.py`.
 """
 
 from collections import deque
@@ -54,9 +55,10 @@ def _step(node: "_Node | None", char: str, root: _Node) -> _Node:
 
 
 class StopMatcher:
-    """Watches one choice's text. `stops` are non-empty strings; none at all is fine."""
+    """Watches one choice's text. `stops` are non-empty strings, or none. `shows_match`: the stop is shown."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, shows_match: bool = False) -> None:
+        self._shows_match = shows_match
         self._root = _automaton(stops)
         self._node = self._root
         self._held = ""
@@ -94,4 +96,4 @@ class StopMatcher:
     def _match(self, stop: str, text: str) -> str:
         known = self._held + text
         self.matched, self._held = stop, ""
-        return known[: len(known) - len(stop)]
+        return known if self._shows_match else known[: len(known) - len(stop)]

@@ -1,0 +1,34 @@
+"""A step's shares as the arrays that a decoder takes.
+
+Enters: shares, sorted by slot. Leaves: a `Batch`. Always true: tokens go by slot and position, each from what its
+sequence already knows. Next: `sampler.py`.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hitsend.serve.loop.decoder import Batch
+from hitsend.serve.loop.scheduler import Share
+
+
+def build_batch(shares: Iterable[Share]) -> Batch:
+    """The arrays for the decoder. Only a sequence's last known token wants logits."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    wants_logits: list[bool] = []
+    for share in shares:
+        sequence = share.sequence
+        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + share.num_tokens
+        token_ids += sequence.token_ids[start:end]
+        positions += range(start, end)
+        slots += [sequence.held_slot] * share.num_tokens
+        wants_logits += [False] * (share.num_tokens - 1)
+        wants_logits.append(end == len(sequence.token_ids))
+    return Batch(
+        np.array(token_ids, dtype=np.int32),
+        np.array(positions, dtype=np.int32),
+        np.array(slots, dtype=np.int32),
+        np.array(wants_logits, dtype=np.bool_),
+    )
