@@ -32,6 +32,7 @@ from hitsend.serve.chat.marks import (
 )
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
+from hitsend.serve.chat.tool_prompt import write_tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -61,6 +62,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     continue_final_message: bool = False
     wants_text: bool = False
     max_prompt_tokens: int | None = None
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -75,12 +77,18 @@ Order = Open | Prepare | TokenizeText
 
 
 class TextFacts(msgspec.Struct, frozen=True):
-    """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here."""
+    """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here.
+
+    `uses_tools`: the template prints tools itself. The formats are names of `core/tool_format.py`.
+    """
 
     metadata: dict[str, str]
     template_sha256: str
     template_variables: tuple[str, ...]
     thinking_default: bool | None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    uses_tools: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -176,18 +184,26 @@ class Composer:
         marks = choose_marks([self._template.source, *_all_texts(order)])
         arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
         messages = [self._template_message(message, marks) for message in order.messages]
+        tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
+        inserted = 0
+        if tools and not self._template.uses_tools:
+            inserted = write_tools(messages, tools)
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message
         anchors = self._anchors(messages, marks)
         with_anchors = [_anchored(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
         try:
-            text = self._template.render(messages, arguments, add_generation_prompt=prompt)
-            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt)
+            text = self._template.render(messages, arguments, add_generation_prompt=prompt, tools=tools)
+            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt, tools=tools)
         except InvalidRequest as refusal:
             # the template's own words may quote a message
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
-        spans = _spans(text, anchored, messages, anchors, marks)
+        spans = [
+            (index - inserted, start, end)
+            for index, start, end in _spans(text, anchored, messages, anchors, marks)
+            if index >= inserted
+        ]
         if order.continue_final_message:
             text = _cut_at_end(text, marks)
         size = len(marks.drop(text).encode())
@@ -277,7 +293,7 @@ def _all_texts(order: Prepare) -> list[str]:
     found = [message.content or "" for message in order.messages]
     for message in order.messages:
         found += texts_in(message.fields)
-    return [*found, *texts_in(order.template_kwargs)]
+    return [*found, *texts_in(order.template_kwargs), *texts_in(order.tools)]
 
 
 def _with_parsed_arguments(calls: Any) -> Any:
