@@ -7,7 +7,6 @@ template looks too closely at its text for that, there are no spans, never a dif
 Next: `text.py`, the edge's side.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from hitsend.serve.chat.marks import (
 )
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
-from hitsend.serve.chat.tool_prompt import write_tools
+from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -270,8 +269,9 @@ class Composer:
             if value is None or name in seen:
                 continue
             own_words = isinstance(value, str) and name.startswith("reasoning")
-            shown = _with_parsed_arguments(value) if name == "tool_calls" else value
-            seen[name] = mark_value(shown, finder if own_words else self._spellings.every, marks.cut, name=name)
+            shown = with_parsed_arguments(value) if name == "tool_calls" else value
+            marked = mark_value(shown, finder if own_words else self._spellings.every, marks.cut, name=name)
+            seen[name] = with_printable_arguments(marked) if name == "tool_calls" else marked
         return seen
 
     def _anchors(self, messages: Sequence[Mapping[str, Any]], marks: Marks) -> list[int | None]:
@@ -294,28 +294,6 @@ def _all_texts(order: Prepare) -> list[str]:
     for message in order.messages:
         found += texts_in(message.fields)
     return [*found, *texts_in(order.template_kwargs), *texts_in(order.tools)]
-
-
-def _with_parsed_arguments(calls: Any) -> Any:
-    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text, templates expect the object."""
-    if not isinstance(calls, list | tuple):
-        return calls
-    found = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            found.append(call | {"function": function | {"arguments": _parsed(function["arguments"])}})
-        else:
-            found.append(call)
-    return found
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 def _anchored(message: dict[str, Any], at: int | None, index: int, anchor: str) -> dict[str, Any]:

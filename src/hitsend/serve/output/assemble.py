@@ -11,30 +11,16 @@ Next: `../stream/sse.py`.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from hitsend.core.events import Event, Held, StopMatched
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, SampledToken, TextLogprob
 from hitsend.serve.output.detokenize import Detokenizer
+from hitsend.serve.output.logprobs import TokenTable, text_logprob
 from hitsend.serve.output.reader import AnswerReader, Shown, joined
 from hitsend.serve.output.stop import StopMatcher
 
 _NOTHING = Shown()
-
-
-class TokenTable(Protocol):
-    """The part of a vocabulary that turning tokens into text needs."""
-
-    @property
-    def token_bytes(self) -> tuple[bytes, ...]:
-        """Each token's bytes, by id."""
-        ...
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """Tokens that steer the model and are no text."""
-        ...
 
 
 class Assembler:
@@ -49,6 +35,7 @@ class Assembler:
         index: int = 0,
         reader: AnswerReader | None = None,
     ) -> None:
+        self._table = vocabulary
         self._bytes = vocabulary.token_bytes
         self._control = vocabulary.control_ids
         self._want_logprobs = want_logprobs
@@ -137,7 +124,7 @@ class Assembler:
     def _take(self, token: SampledToken, events: list[Event]) -> str:
         self.num_tokens += 1
         if self._want_logprobs:
-            self._logprobs.append(self._as_text(token))
+            self._logprobs.append(text_logprob(self._table, token))
         if token.token_id in self._control:
             return ""
         had_bytes, had_text = self._detokenizer.num_held_bytes, self._stops.held
@@ -164,12 +151,3 @@ class Assembler:
             reasoning=shown.reasoning,
             tool_calls=shown.tool_calls,
         )
-
-    def _as_text(self, token: SampledToken) -> TextLogprob:
-        top = tuple(self._entry(candidate.token_id, candidate.logprob) for candidate in token.top)
-        return self._entry(token.token_id, 0.0 if token.logprob is None else token.logprob, top)
-
-    def _entry(self, token_id: int, logprob: float, top: tuple[TextLogprob, ...] = ()) -> TextLogprob:
-        data = self._bytes[token_id]
-        exact = () if token_id in self._control else tuple(data)
-        return TextLogprob(token=data.decode("utf-8", "replace"), logprob=logprob, bytes=exact, top=top)
