@@ -2,7 +2,7 @@
 
 Enters: a model's name and metadata, the `[[models]]` settings, `generation_config.json` where one lies beside the file.
 Leaves: `Defaults`, the ordered list of presets that `budget.py` asks field by field. Always true: no I/O; a value's
-source is named with it; values that make no sense (a temperature of nan) are passed over. Next: `../engine/models.py`.
+source is named with it; values that make no sense (a temperature of nan) are passed over. Next: `formats.py`.
 """
 
 import math

@@ -7,7 +7,6 @@ template looks too closely at its text for that, there are no spans, never a dif
 Next: `text.py`, the edge's side.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,12 +22,11 @@ from hitsend.serve.chat.marks import (
     Spellings,
     anchor_position,
     choose_marks,
-    common_end,
-    common_start,
     mark_text,
     mark_value,
     texts_in,
 )
+from hitsend.serve.chat.spans import anchored_message, find_spans
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
 from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools
@@ -191,7 +189,7 @@ class Composer:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message
         anchors = self._anchors(messages, marks)
-        with_anchors = [_anchored(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
+        with_anchors = [anchored_message(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
         try:
             text = self._template.render(messages, arguments, add_generation_prompt=prompt, tools=tools)
             anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt, tools=tools)
@@ -200,7 +198,7 @@ class Composer:
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
         spans = [
             (index - inserted, start, end)
-            for index, start, end in _spans(text, anchored, messages, anchors, marks)
+            for index, start, end in find_spans(text, anchored, messages, anchors, marks)
             if index >= inserted
         ]
         if order.continue_final_message:
@@ -294,32 +292,6 @@ def _all_texts(order: Prepare) -> list[str]:
     for message in order.messages:
         found += texts_in(message.fields)
     return [*found, *texts_in(order.template_kwargs), *texts_in(order.tools)]
-
-
-def _anchored(message: dict[str, Any], at: int | None, index: int, anchor: str) -> dict[str, Any]:
-    if at is None:
-        return message
-    content = message["content"]
-    return message | {"content": f"{content[:at]}{anchor}{index}{anchor}{content[at:]}"}
-
-
-def _spans(
-    text: str, anchored: str, messages: Sequence[Mapping[str, Any]], anchors: Sequence[int | None], marks: Marks
-) -> list[tuple[int, int, int]]:
-    """Where each content stands in the text. Nothing where the anchors changed what the template printed."""
-    pattern = re.compile(f"{marks.anchor}(\\d+){marks.anchor}")
-    if pattern.sub("", anchored) != text:
-        return []
-    found: dict[int, tuple[int, int, int]] = {}
-    removed = 0
-    for match in pattern.finditer(anchored):
-        index, at = int(match.group(1)), match.start() - removed
-        removed += len(match.group())
-        content, inside = messages[index]["content"].replace(marks.end, ""), anchors[index] or 0
-        before = common_end(text[max(0, at - inside) : at], content[:inside])
-        behind = common_start(text[at : at + len(content) - inside], content[inside:])
-        found.setdefault(index, (index, at - before, at + behind))
-    return sorted(found.values())
 
 
 def _cut_at_end(text: str, marks: Marks) -> str:

@@ -44,9 +44,7 @@ class Assembler:
         self._stops = StopMatcher(stop)
         self._logprobs: list[TextLogprob] = []
         self._reader = reader
-        self._num_undecided = 0
         self.num_tokens = 0
-        self.num_reasoning_tokens = 0
         self.is_finished = False
         self.finish_reason: FinishReason | None = None
 
@@ -54,6 +52,11 @@ class Assembler:
     def matched_stop(self) -> str | None:
         """The stop string that ended this choice."""
         return self._stops.matched
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens of thoughts, their tags included."""
+        return self._reader.num_thoughts if self._reader is not None else 0
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -104,22 +107,13 @@ class Assembler:
         return Shown(text) if self._reader is None else self._reader.feed(text)
 
     def _read(self, token: SampledToken, events: list[Event]) -> Shown:
-        """One token through everything; counts it as a thought where it is one."""
-        reader = self._reader
-        if reader is None:
-            return Shown(self._take(token, events))
-        was_thinking = reader.is_thinking
-        is_markup = token.token_id in reader.hidden
+        """One token through everything."""
         text = self._take(token, events)
-        if is_markup:
+        if self._reader is None:
+            return Shown(text)
+        if token.token_id in self._reader.hidden:
             text += self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
-        shown = reader.feed(text)
-        if is_markup and self._stops.matched is None:
-            shown = joined((shown, reader.feed_hidden(token.token_id)))
-        if was_thinking or reader.is_thinking:
-            self.num_reasoning_tokens += 1 + self._num_undecided
-        self._num_undecided = self._num_undecided + 1 if reader.is_undecided else 0
-        return shown
+        return self._reader.feed_token(text, token.token_id)
 
     def _take(self, token: SampledToken, events: list[Event]) -> str:
         self.num_tokens += 1

@@ -2,7 +2,7 @@
 
 Enters: text, cut anywhere. Leaves: how far the value reaches. Always true: what is accepted is exactly RFC 8259's
 grammar, at most `MAX_DEPTH` deep, in constant work per character and without recursion; nothing is decoded here.
-Next: `tool_calls.py`.
+Next: `json_calls.py`.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 Enters: text that is safe to show, and markup that the vocabulary keeps as control tokens. Leaves: `Shown`. Always true:
 thoughts are split off first and calls are looked for only in the answer; a control token's spelling reaches no client:
-here it is one private character, which the formats' markers are written with too. Next: `assemble.py`.
+here it is one private character, which the formats' markers are written with too. Next: `logprobs.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -92,16 +92,8 @@ class AnswerReader:
         if marks.tool_format is not None and wanted.tools:
             self._calls = ToolCallParser(marks.tool_format, wanted.tools, make_id, is_parallel=wanted.is_parallel)
         self._counts_thoughts = wanted.is_thinking_wanted
-
-    @property
-    def is_thinking(self) -> bool:
-        """Whether what was fed last belongs to the thoughts, as far as is known."""
-        return self._counts_thoughts and self._splitter is not None and self._splitter.is_thinking
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether it isn't known yet if there will be thoughts."""
-        return self._counts_thoughts and self._splitter is not None and self._splitter.is_undecided
+        self._num_undecided = 0
+        self.num_thoughts = 0
 
     @property
     def has_whole_calls(self) -> bool:
@@ -122,9 +114,21 @@ class AnswerReader:
         """Take text as it would be shown without any formats."""
         return self._read(text.translate(self._strange) if self._strange else text)
 
-    def feed_hidden(self, token_id: int) -> Shown:
-        """Take a control token that is markup."""
-        return self._read(self.hidden[token_id])
+    def feed_token(self, text: str, token_id: int) -> Shown:
+        """Take one token: its text (and what was held before it), and itself where it is a control token's markup.
+
+        Counts it where it is a thought's; blanks before a begin tag are counted once the tag is there.
+        """
+        splitter = self._splitter
+        was_thinking = splitter is not None and splitter.is_thinking
+        shown = self.feed(text)
+        if token_id in self.hidden:
+            shown = joined((shown, self._read(self.hidden[token_id])))
+        if splitter is not None and self._counts_thoughts:
+            if was_thinking or splitter.is_thinking:
+                self.num_thoughts += 1 + self._num_undecided
+            self._num_undecided = self._num_undecided + 1 if splitter.is_undecided else 0
+        return shown
 
     def finish(self) -> Shown:
         """No more will come."""

@@ -4,7 +4,7 @@ Enters: text, cut anywhere. Leaves: text that is no call, pieces of calls, and w
 cuts give the same texts and calls when joined; each character costs a bounded amount of work; what looks like a call
 and isn't one comes back as text, exactly as it was written; a call that was announced before it broke keeps what was
 sent of it, and the rest comes back as text. Blank text between calls, and before the first, belongs to the markup.
-Next: `json_calls.py`.
+Next: `json_value.py`.
 """
 
 from collections.abc import Callable
