@@ -60,6 +60,8 @@ class AccessSettings(Section, frozen=True):
     """Over all messages."""
     max_images: Count = 0
     max_tools: Count = 128
+    max_tools_bytes: Positive = 256 * 1024
+    """Names, descriptions and schemas of all tools, as JSON."""
     max_stop: Positive = 4
     """Stop strings."""
     max_stop_chars: Positive = 256
@@ -101,6 +103,10 @@ class ModelSettings(Section, frozen=True):
     thinking: SamplingPreset = SamplingPreset()
     non_thinking: SamplingPreset = SamplingPreset()
     thinking_by_default: bool = False
+    tool_format: Literal["hermes", "xml", "llama3", "mistral", "pythonic", "none"] | None = None
+    """How it writes calls; without it, what its template tells. `none`: calls stay text."""
+    reasoning_format: Literal["think", "brackets", "seed", "none"] | None = None
+    """How it marks thoughts; without it, what its template tells. `none`: thoughts stay text."""
 
 
 class EngineSettings(Section, frozen=True):

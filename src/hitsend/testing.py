@@ -169,11 +169,13 @@ class StreamViolation(AssertionError):
 
 
 class StreamSeen(msgspec.Struct):
-    """What a stream said. `texts`, `finish_reasons` and `logprob_tokens` go by choice."""
+    """What a stream said. Everything that is a dictionary goes by choice; a call is (id, name, arguments)."""
 
     texts: dict[int, str] = {}
     finish_reasons: dict[int, str] = {}
     logprob_tokens: dict[int, list[str]] = {}
+    reasoning: dict[int, str] = {}
+    tool_calls: dict[int, list[tuple[str, str, str]]] = {}
     usage: dict[str, Any] | None = None
     hitsend: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
@@ -240,12 +242,31 @@ def _check_chunk(chunk: dict[str, Any], seen: StreamSeen, n: int, include_usage:
         _check_choice(choice, seen, n)
 
 
+def _check_call(piece: dict[str, Any], calls: list[tuple[str, str, str]]) -> None:
+    function = piece["function"]
+    if piece["index"] == len(calls):
+        if piece["type"] != "function" or piece["id"] in {call_id for call_id, _, _ in calls}:
+            raise StreamViolation(f"a call begins wrongly: {piece}")
+        calls.append((piece["id"], function["name"], function["arguments"]))
+    elif piece["index"] == len(calls) - 1 and set(piece) == {"index", "function"} and set(function) == {"arguments"}:
+        call_id, name, arguments = calls[-1]
+        calls[-1] = (call_id, name, arguments + function["arguments"])
+    else:
+        raise StreamViolation(f"a piece of a call out of order: {piece}")
+
+
 def _check_choice(choice: dict[str, Any], seen: StreamSeen, n: int) -> None:
     index, delta = choice["index"], choice["delta"]
     is_first = index not in seen.texts
     if not 0 <= index < n or index in seen.finish_reasons or is_first != (delta.get("role") == "assistant"):
         raise StreamViolation(f"choice {index} out of order: {choice}")
     seen.texts[index] = seen.texts.get(index, "") + (delta.get("content") or "")
+    if "reasoning" in delta:
+        if delta["reasoning"] != delta["reasoning_content"]:
+            raise StreamViolation(f"two names for thoughts that differ: {choice}")
+        seen.reasoning[index] = seen.reasoning.get(index, "") + delta["reasoning"]
+    for call in delta.get("tool_calls", ()):
+        _check_call(call, seen.tool_calls.setdefault(index, []))
     entries = (choice["logprobs"] or {"content": []})["content"]
     seen.logprob_tokens.setdefault(index, []).extend(entry["token"] for entry in entries)
     if choice["finish_reason"] is not None:

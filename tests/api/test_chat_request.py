@@ -12,6 +12,7 @@ from tests.edge import Edge, chat_body
 
 USER = {"role": "user", "content": "t?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+TOOL = '{"type":"function","function":{"name":"t","description":"d"}}'
 ASSISTANT = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
@@ -83,7 +84,26 @@ def raw(field: str) -> bytes:
         ('"prediction":{"type":"content","content":"x"}', "prediction"),
         ('"web_search_options":{}', "web_search_options"),
         ('"service_tier":"flex"', "service_tier"),
-        ('"tools":[{"type":"function","function":{"name":"t"}}]', "tools"),
+        ('"tools":[{"type":"custom","custom":{"name":"t"}}]', "tools[0].type"),
+        ('"tools":[{"type":"function"}]', "tools[0].function"),
+        ('"tools":[{"type":"function","function":{"name":"a b"}}]', "tools[0].function.name"),
+        ('"tools":[{"type":"function","function":{"name":""}}]', "tools[0].function.name"),
+        (f'"tools":[{TOOL},{TOOL}]', "tools[1].function.name"),
+        ('"tools":[{"type":"function","function":{"name":"t","returns":{}}}]', "tools[0].function.returns"),
+        (
+            '"tools":[{"type":"function","function":{"name":"t","parameters":{"type":"string"}}}]',
+            "tools[0].function.parameters",
+        ),
+        (
+            '"tools":[{"type":"function","function":{"name":"t","strict":true}}]',
+            "tools[0].function.strict",
+        ),
+        (f'"tools":[{TOOL}],"tool_choice":"required"', "tool_choice"),
+        (f'"tools":[{TOOL}],"tool_choice":{{"type":"function","function":{{"name":"t"}}}}', "tool_choice"),
+        (f'"tools":[{TOOL}],"tool_choice":{{"type":"allowed_tools","allowed_tools":{{}}}}', "tool_choice"),
+        ('"thinking_token_budget":10', "thinking_token_budget"),
+        ('"reasoning_effort":"much"', "reasoning_effort"),
+        ('"reasoning_effort":"none","chat_template_kwargs":{"enable_thinking":true}', "reasoning_effort"),
         ('"temperature":1,"temperature":1', "temperature"),
         ('"metadata":{"k":1}', "metadata[...]"),
         ('"continue_final_message":true', "continue_final_message"),

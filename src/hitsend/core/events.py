@@ -190,6 +190,13 @@ class StopMatched(Event, frozen=True):
     num_tokens: int
 
 
+class ToolCallMalformed(Event, frozen=True):
+    """A call that the model wrote didn't work out; what of it wasn't sent came back as text. One event per fault."""
+
+    choice: int
+    detail: str
+
+
 class ChoiceFinished(Event, frozen=True):
     """One choice ended. `num_discarded_tokens` were computed after its end was known and are billed to nobody."""
 
@@ -259,6 +266,7 @@ AnyEvent = (
     | FirstToken
     | Held
     | StopMatched
+    | ToolCallMalformed
     | ChoiceFinished
     | Released
     | Settled

@@ -150,6 +150,7 @@ class Request(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool = True
     output_format: OutputFormat | None = None
     thinking_token_budget: int | None = None
+    reasoning_effort: str | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -110,7 +110,7 @@ class Account:
         produced = self._generation.produced if self._generation is not None else _NOTHING
         prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens)
         counts = tuple(
-            ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None)
+            ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None, choice.num_reasoning_tokens)
             for tokens, choice in zip(produced.output_tokens, self._choices, strict=False)
         )
         return meter(outcome, prompt, counts)

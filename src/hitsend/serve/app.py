@@ -31,6 +31,7 @@ from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Health, ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
+from hitsend.serve.chat.formats import resolve_formats
 from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
@@ -39,6 +40,7 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.models import ModelFile, resolve
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
+from hitsend.serve.output.reader import markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
 from hitsend.serve.usage.ledger import Ledger
@@ -118,6 +120,8 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             prices=PriceBook(settings.prices),
             ledger=stores.ledger,
             wait_timeout_s=settings.engine.wait_timeout_s,
+            formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
+            markup=markup(text.vocabulary, formats.tool, formats.reasoning),
         )
         flights = Flights(stores.records, metrics, clock, settings.record)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
@@ -160,15 +164,19 @@ def _find_model(settings: Settings) -> ModelFile:
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
-    called = (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
     defaults = resolve_defaults(
-        called,
+        _names(found, text, engine),
         text.metadata,
         settings=settings.models,
         generation_config=found.generation_config,
         thinking_default=text.facts.thinking_default,
     )
     return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
+
+
+def _names(found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> tuple[str, ...]:
+    """Everything that the model is called."""
+    return (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
 
 
 def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: Flights, watch: "_Watch") -> Services:

@@ -6,24 +6,30 @@ ended the request; closing this generator, or cancelling the task that runs it, 
 is. Next: `account.py`, then `access/` and down the alphabet.
 """
 
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ModelNotFound
-from hitsend.core.events import Routed
+from hitsend.core.events import Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
+from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
 from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.rows import HoldRequest
+
+_TAIL = 32
+"""Tokens at the prompt's end in which an opened thought would stand."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +43,25 @@ class Stages:
     prices: PriceBook
     ledger: Ledger
     wait_timeout_s: float
+    formats: Formats
+    markup: Markup
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
+    request = suited(request, stages.text.facts, stages.formats)
     job = await _prepare(request, flight, stages, engine)
     engine.admit(job)
     account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
     async with account, aclosing(engine.generate(job)) as generation:
-        choices = [_assembler(request, stages, index) for index in range(request.n)]
+        choices = [_assembler(request, job, stages, index) for index in range(request.n)]
         account.watch(generation, choices)
         yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
         async for delta in _answer(generation, choices, flight):
             yield delta
     flight.enter(State.FINISHED)
-    yield Completed(flight.usage, flight.cost_microusd, flight.timings(), request.warnings)
+    yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
 
 
 def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
@@ -96,15 +105,28 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
     )
 
 
-def _assembler(request: Request, stages: Stages, index: int) -> Assembler:
+def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assembler:
+    words, ids = stages.text.vocabulary, job.prompt_token_ids
+    wanted = Wanted(
+        tools=request.tools if request.tool_choice.mode != "none" else (),
+        is_parallel=request.parallel_tool_calls,
+        is_thinking_open=is_thinking_open(request, words.detokenize(ids[-_TAIL:]), stages.formats),
+        is_thinking_wanted=request.template_kwargs.get("enable_thinking") is not False,
+    )
+    reader = AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
     return Assembler(
-        stages.text.vocabulary,
+        words,
         request.stop,
         want_logprobs=request.logprobs,
         index=index,
         shows_stop=request.include_stop,
         min_tokens=request.min_tokens,
+        reader=reader,
     )
+
+
+def _warnings(request: Request, choices: Sequence[Assembler]) -> tuple[str, ...]:
+    return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
 async def _answer(generation: Generation, choices: Sequence[Assembler], flight: Flight) -> AsyncGenerator[Delta]:
@@ -126,6 +148,8 @@ async def _answer(generation: Generation, choices: Sequence[Assembler], flight: 
         else:
             flight.record(event)
             continue
+        for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
+            flight.record(ToolCallMalformed(delta.index, fault))
         flight.capture_output(delta.index, delta.text)
         yield delta
 

@@ -23,6 +23,7 @@ import msgspec
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError, EngineFailed, ServeError
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
 from hitsend.serve.chat.prompt import (
     Answer,
     Composer,
@@ -112,6 +113,9 @@ class TextWorker:
             template_sha256=self.template.sha256,
             template_variables=tuple(sorted(self.template.variables)),
             thinking_default=thinking_default(self.template),
+            tool_format=recognised_tool_format(self.template.source, self.metadata.get("general.name", "")),
+            reasoning_format=recognised_reasoning_format(self.template.source, self._tokenizer.spellings.ids),
+            uses_tools=self.template.uses_tools,
         )
         return Opened(facts, self.vocabulary if self._order.wants_table else None)
 

@@ -3,11 +3,11 @@
 Enters: the body's bytes. Leaves: a `Request` and the `Parsed` event with every limit that was tested. Always true: each
 field of OpenAI's API (and of the extensions below) is either served, or refused with a 400 that names it, or accepted
 without effect and listed in `warnings`; a field nobody knows is refused; ranges are checked here, once, so that no
-number that libllama could choke on gets past this file. Next: `chat_messages.py`.
+number that libllama could choke on gets past this file. Next: `chat_limits.py`.
 
 Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
-Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message, and
-those of `sampling_fields.py`.
+Extensions: top_k, min_p, repetition_penalty, thinking_token_budget, chat_template_kwargs, add_generation_prompt,
+continue_final_message, and those of `sampling_fields.py`.
 """
 
 import re
@@ -20,7 +20,16 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import LimitCheck, Parsed
 from hitsend.core.request import Principal, Request, SamplingAsked
 from hitsend.serve.api import strict_json
+from hitsend.serve.api.chat_limits import check_limits
 from hitsend.serve.api.chat_messages import MessageIn, read_messages
+from hitsend.serve.api.chat_tools import (
+    ChoiceIn,
+    ToolIn,
+    read_choice,
+    read_tools,
+    refuse_what_needs_grammar,
+    template_arguments,
+)
 from hitsend.serve.api.sampling_fields import SamplingIn, check_sampling, with_extensions
 from hitsend.settings import AccessSettings
 
@@ -74,8 +83,9 @@ class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt_cache_options: Any = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[ToolIn] | None = None
+    tool_choice: str | ChoiceIn | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     response_format: Any = None
     modalities: Any = None
     functions: Any = None
@@ -88,12 +98,10 @@ class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 HABITS = (
     "store",
-    "parallel_tool_calls",
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
-    "reasoning_effort",
     "verbosity",
 )
 UNSUPPORTED = ("functions", "function_call", "audio", "prediction", "web_search_options", "moderation")
@@ -112,7 +120,7 @@ def parse(
     checks = (
         LimitCheck("max_body_bytes", len(body), limits.max_body_bytes),
         LimitCheck("max_json_depth", depth, limits.max_json_depth),
-        *_check_limits(tree, limits),
+        *check_limits(tree, limits),
     )
     wire = strict_json.typed(tree, ChatBody)
     warnings = [*_check_features(wire)]
@@ -142,7 +150,8 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
     opens_turn, continues_turn = _turns(wire)
     max_tokens = _max_tokens(wire)
     check_sampling(wire, max_tokens)
-    return Request(
+    tools = read_tools(wire.tools)
+    request = Request(
         request_id=request_id,
         model=model,
         messages=read_messages(wire.messages),
@@ -160,18 +169,25 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         max_tokens=max_tokens,
         stream=bool(wire.stream),
         include_usage=bool(options.include_usage),
-        template_kwargs=_template_kwargs(wire.chat_template_kwargs or {}),
+        template_kwargs=template_arguments(_template_kwargs(wire.chat_template_kwargs), wire.reasoning_effort),
         add_generation_prompt=opens_turn,
         continue_final_message=continues_turn,
         user=wire.user,
         metadata=wire.metadata or {},
         warnings=warnings,
+        tools=tools,
+        tool_choice=read_choice(wire.tool_choice, tools),
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        thinking_token_budget=wire.thinking_token_budget,
+        reasoning_effort=wire.reasoning_effort,
     )
+    refuse_what_needs_grammar(request)
+    return request
 
 
-def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
     """Any template takes "false" for true."""
-    if not isinstance(given.get("enable_thinking", False), bool):
+    if not isinstance((given or {}).get("enable_thinking", False), bool):
         text = "chat_template_kwargs.enable_thinking: expected true or false"
         raise InvalidRequest(text, param="chat_template_kwargs.enable_thinking")
     return given
@@ -241,72 +257,9 @@ def _check_features(wire: ChatBody) -> list[str]:
         raise InvalidRequest('response_format: only {"type": "text"} is supported', param="response_format")
     if wire.service_tier not in (None, "auto", "default"):
         raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
-    _check_tools(wire.tools, wire.tool_choice)
     warnings = [f"{field}: accepted without effect" for field in HABITS if getattr(wire, field) is not None]
+    if wire.parallel_tool_calls is not None and not wire.tools:
+        warnings.append("parallel_tool_calls: accepted without effect")
     if wire.stream_options is not None and wire.stream_options.include_obfuscation:
         warnings.append("stream_options.include_obfuscation: accepted without effect")
     return warnings
-
-
-def _check_tools(tools: Any, choice: Any) -> None:
-    """Without tools only `none` and `auto` make sense; a constraint that can't be kept is never ignored."""
-    if tools is not None and not isinstance(tools, list):
-        raise InvalidRequest("tools: expected array", param="tools")
-    names = {_function_name(tool) for tool in tools or ()}
-    if isinstance(choice, dict) and (name := _function_name(choice)) not in names - {None}:
-        shown = f" {name[:64]!r}" if name else ""
-        raise InvalidRequest(f"tool_choice: the function{shown} is not found in tools", param="tool_choice")
-    if choice == "required" and not tools:
-        raise InvalidRequest("tool_choice: required needs tools", param="tool_choice")
-    if not isinstance(choice, dict) and choice not in (None, "none", "auto", "required"):
-        raise InvalidRequest("tool_choice: expected none, auto, required or a named function", param="tool_choice")
-    if tools:
-        raise InvalidRequest("tools are not supported", param="tools")
-
-
-def _function_name(tool: Any) -> str | None:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
-
-
-def _check_limits(tree: Any, limits: AccessSettings) -> tuple[LimitCheck, ...]:
-    """Count before anything is typed or copied. Values of a wrong type count nothing here: `ChatBody` refuses them."""
-    body = tree if isinstance(tree, dict) else {}
-    messages = _list(body.get("messages"))
-    parts = [
-        (f"messages[{index}].content[{number}]", part)
-        for index, message in enumerate(messages)
-        if isinstance(message, dict)
-        for number, part in enumerate(_list(message.get("content")))
-    ]
-    images = [where for where, part in parts if isinstance(part, dict) and part.get("type") == "image_url"]
-    stops = [body["stop"]] if isinstance(body.get("stop"), str) else _list(body.get("stop"))
-    counted = (
-        ("max_messages", "messages", len(messages)),
-        ("max_content_parts", "messages", len(parts)),
-        ("max_images", images[0] if images else "messages", len(images)),
-        ("max_tools", "tools", len(_list(body.get("tools")))),
-        ("max_stop", "stop", len(stops)),
-        ("max_stop_chars", "stop", max((len(stop) for stop in stops if isinstance(stop, str)), default=0)),
-        ("max_n", "n", _number(body.get("n"))),
-        ("max_tokens", "max_tokens", _number(body.get("max_tokens"))),
-        ("max_tokens", "max_completion_tokens", _number(body.get("max_completion_tokens"))),
-        ("max_metadata", "metadata", len(body["metadata"]) if isinstance(body.get("metadata"), dict) else 0),
-    )
-    checks = []
-    for name, field, value in counted:
-        limit = getattr(limits, name)
-        if value > limit:
-            raise InvalidRequest(f"{field}: {value}, limit {limit} (access.{name})", param=field)
-        if value:
-            checks.append(LimitCheck(name, value, limit))
-    return tuple(checks)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

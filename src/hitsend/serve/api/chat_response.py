@@ -16,7 +16,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, Usage
+from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, ToolCallDelta, Usage
+from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
@@ -55,6 +56,9 @@ class DeltaOut(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[CallDeltaOut, ...] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -116,12 +120,15 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class MessageOut(msgspec.Struct, frozen=True):
-    """The answer's message."""
+    """The answer's message. `content` is null only beside calls or thoughts."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     annotations: tuple[()] = ()
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: tuple[CallOut, ...] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -208,10 +215,7 @@ class _Stream:
     def delta(self, delta: Delta) -> bytes:
         if delta.index not in self._unfinished:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
-        frames = b""
-        if delta.text or delta.logprobs:
-            logprobs = _logprobs(delta.logprobs) if self._request.logprobs else None
-            frames = self._frame(ChunkChoice(delta.index, DeltaOut(content=delta.text), logprobs))
+        frames = b"".join(self._frame(choice) for choice in _chunks(delta, has_logprobs=self._request.logprobs))
         if delta.finish_reason is None:
             return frames
         self._unfinished.remove(delta.index)
@@ -247,11 +251,28 @@ class _Stream:
         return sse.frame(_encode(chunk))
 
 
+def _chunks(delta: Delta, *, has_logprobs: bool) -> list[ChunkChoice]:
+    """Thoughts, text and calls in chunks of their own: clients exist that look for one kind only per chunk."""
+    parts: list[DeltaOut] = []
+    if delta.reasoning:
+        parts.append(DeltaOut(reasoning_content=delta.reasoning, reasoning=delta.reasoning))
+    if delta.text or (delta.logprobs and not (delta.reasoning or delta.tool_calls)):
+        parts.append(DeltaOut(content=delta.text))
+    if delta.tool_calls:
+        parts.append(DeltaOut(tool_calls=tuple(call_delta(call) for call in delta.tool_calls)))
+    found = [ChunkChoice(delta.index, part) for part in parts]
+    if has_logprobs and found:
+        found[0] = ChunkChoice(delta.index, parts[0], _logprobs(delta.logprobs))
+    return found
+
+
 class _Collected:
     """One choice of an unstreamed answer, until it is whole."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCallDelta] = []
         self.logprobs: list[TextLogprob] = []
         self.reason: FinishReason | None = None
         self.matched: str | None = None
@@ -260,9 +281,21 @@ class _Collected:
         if self.reason is not None:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
         self.texts.append(delta.text)
+        self.thoughts.append(delta.reasoning)
+        self.calls += delta.tool_calls
         self.logprobs += delta.logprobs
         self.reason = delta.finish_reason
         self.matched = delta.matched_stop
+
+    def message(self) -> MessageOut:
+        content, thoughts = "".join(self.texts), "".join(self.thoughts)
+        calls = whole_calls(self.calls)
+        return MessageOut(
+            content=None if not content and (calls or thoughts) else content,
+            reasoning_content=thoughts or UNSET,
+            reasoning=thoughts or UNSET,
+            tool_calls=calls or UNSET,
+        )
 
 
 def _completion(
@@ -273,8 +306,7 @@ def _completion(
         if choice.reason is None:
             raise IncompleteAnswer(f"choice {index} has no end")
         logprobs = _logprobs(choice.logprobs) if request.logprobs else None
-        message = MessageOut("".join(choice.texts))
-        choices.append(Choice(index, message, logprobs, _wire_reason(choice.reason)))
+        choices.append(Choice(index, choice.message(), logprobs, _wire_reason(choice.reason)))
     return ChatCompletion(
         id=_id(request),
         created=started.created,

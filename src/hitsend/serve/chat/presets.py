@@ -2,7 +2,7 @@
 
 Enters: a model's name and metadata, the `[[models]]` settings, `generation_config.json` where one lies beside the file.
 Leaves: `Defaults`, the ordered list of presets that `budget.py` asks field by field. Always true: no I/O; a value's
-source is named with it; values that make no sense (a temperature of nan) are passed over. Next: `../engine/models.py`.
+source is named with it; values that make no sense (a temperature of nan) are passed over. Next: `formats.py`.
 """
 
 import math
@@ -96,9 +96,8 @@ def resolve_defaults(
 
     `thinking_default` is what the template does when nobody says; it wins over the presets' own word.
     """
-    called = [_plain_name(name) for name in names if name]
-    chosen = next(((m, "settings") for m in settings if _matches(m, called)), None)
-    built_in = next(((m, "model_card") for m in BUILT_IN if _matches(m, called)), None)
+    chosen = next(((m, "settings") for m in matching(settings, names)), None)
+    built_in = next(((m, "model_card") for m in matching(BUILT_IN, names)), None)
     asked = [found for found in (chosen, built_in) if found is not None]
     checkpoint = [
         ("gguf", _numbers({field: metadata.get(key) for field, key in _METADATA_KEYS.items()})),
@@ -113,8 +112,10 @@ def resolve_defaults(
     )
 
 
-def _matches(model: ModelSettings, called: Iterable[str]) -> bool:
-    return any(_plain_name(model.match) in name for name in called)
+def matching(models: Iterable[ModelSettings], names: Iterable[str]) -> list[ModelSettings]:
+    """Those of the models that one of the names fits."""
+    called = [_plain_name(name) for name in names if name]
+    return [model for model in models if any(_plain_name(model.match) in name for name in called)]
 
 
 def _plain_name(name: str) -> str:

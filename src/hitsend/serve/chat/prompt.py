@@ -7,8 +7,6 @@ template looks too closely at its text for that, there are no spans, never a dif
 Next: `text.py`, the edge's side.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,14 +22,14 @@ from hitsend.serve.chat.marks import (
     Spellings,
     anchor_position,
     choose_marks,
-    common_end,
-    common_start,
     mark_text,
     mark_value,
     texts_in,
 )
+from hitsend.serve.chat.spans import anchored_message, find_spans
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
+from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -61,6 +59,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     continue_final_message: bool = False
     wants_text: bool = False
     max_prompt_tokens: int | None = None
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -75,12 +74,18 @@ Order = Open | Prepare | TokenizeText
 
 
 class TextFacts(msgspec.Struct, frozen=True):
-    """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here."""
+    """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here.
+
+    `uses_tools`: the template prints tools itself. The formats are names of `core/tool_format.py`.
+    """
 
     metadata: dict[str, str]
     template_sha256: str
     template_variables: tuple[str, ...]
     thinking_default: bool | None
+    tool_format: str | None = None
+    reasoning_format: str | None = None
+    uses_tools: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -176,18 +181,26 @@ class Composer:
         marks = choose_marks([self._template.source, *_all_texts(order)])
         arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
         messages = [self._template_message(message, marks) for message in order.messages]
+        tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
+        inserted = 0
+        if tools and not self._template.uses_tools:
+            inserted = write_tools(messages, tools)
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message
         anchors = self._anchors(messages, marks)
-        with_anchors = [_anchored(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
+        with_anchors = [anchored_message(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
         try:
-            text = self._template.render(messages, arguments, add_generation_prompt=prompt)
-            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt)
+            text = self._template.render(messages, arguments, add_generation_prompt=prompt, tools=tools)
+            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt, tools=tools)
         except InvalidRequest as refusal:
             # the template's own words may quote a message
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
-        spans = _spans(text, anchored, messages, anchors, marks)
+        spans = [
+            (index - inserted, start, end)
+            for index, start, end in find_spans(text, anchored, messages, anchors, marks)
+            if index >= inserted
+        ]
         if order.continue_final_message:
             text = _cut_at_end(text, marks)
         size = len(marks.drop(text).encode())
@@ -254,8 +267,9 @@ class Composer:
             if value is None or name in seen:
                 continue
             own_words = isinstance(value, str) and name.startswith("reasoning")
-            shown = _with_parsed_arguments(value) if name == "tool_calls" else value
-            seen[name] = mark_value(shown, finder if own_words else self._spellings.every, marks.cut, name=name)
+            shown = with_parsed_arguments(value) if name == "tool_calls" else value
+            marked = mark_value(shown, finder if own_words else self._spellings.every, marks.cut, name=name)
+            seen[name] = with_printable_arguments(marked) if name == "tool_calls" else marked
         return seen
 
     def _anchors(self, messages: Sequence[Mapping[str, Any]], marks: Marks) -> list[int | None]:
@@ -277,55 +291,7 @@ def _all_texts(order: Prepare) -> list[str]:
     found = [message.content or "" for message in order.messages]
     for message in order.messages:
         found += texts_in(message.fields)
-    return [*found, *texts_in(order.template_kwargs)]
-
-
-def _with_parsed_arguments(calls: Any) -> Any:
-    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text, templates expect the object."""
-    if not isinstance(calls, list | tuple):
-        return calls
-    found = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            found.append(call | {"function": function | {"arguments": _parsed(function["arguments"])}})
-        else:
-            found.append(call)
-    return found
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def _anchored(message: dict[str, Any], at: int | None, index: int, anchor: str) -> dict[str, Any]:
-    if at is None:
-        return message
-    content = message["content"]
-    return message | {"content": f"{content[:at]}{anchor}{index}{anchor}{content[at:]}"}
-
-
-def _spans(
-    text: str, anchored: str, messages: Sequence[Mapping[str, Any]], anchors: Sequence[int | None], marks: Marks
-) -> list[tuple[int, int, int]]:
-    """Where each content stands in the text. Nothing where the anchors changed what the template printed."""
-    pattern = re.compile(f"{marks.anchor}(\\d+){marks.anchor}")
-    if pattern.sub("", anchored) != text:
-        return []
-    found: dict[int, tuple[int, int, int]] = {}
-    removed = 0
-    for match in pattern.finditer(anchored):
-        index, at = int(match.group(1)), match.start() - removed
-        removed += len(match.group())
-        content, inside = messages[index]["content"].replace(marks.end, ""), anchors[index] or 0
-        before = common_end(text[max(0, at - inside) : at], content[:inside])
-        behind = common_start(text[at : at + len(content) - inside], content[inside:])
-        found.setdefault(index, (index, at - before, at + behind))
-    return sorted(found.values())
+    return [*found, *texts_in(order.template_kwargs), *texts_in(order.tools)]
 
 
 def _cut_at_end(text: str, marks: Marks) -> str:

@@ -260,7 +260,8 @@ class ChatTemplate:
         try:
             tree = self._sandbox.parse(source)
             _refuse_loading(tree)
-            self.variables = frozenset(meta.find_undeclared_variables(tree)) - _RESERVED
+            variables = frozenset(meta.find_undeclared_variables(tree))
+            self.variables, self.uses_tools = variables - _RESERVED, "tools" in variables
             self._compiled = self._sandbox.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template can't be compiled: {error}") from error
@@ -281,13 +282,14 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
         *,
         add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text. Raises InvalidRequest for what the template refuses, EngineFailed for what it can't do."""
         self._sandbox.steps = 0
         variables = self._special_tokens | {
             **arguments,
             "messages": messages,
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

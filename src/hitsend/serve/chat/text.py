@@ -38,6 +38,7 @@ from hitsend.serve.chat.prompt import (
     TokenIds,
     TokenizeText,
 )
+from hitsend.serve.chat.tool_prompt import offered_tools
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.settings import ChatSettings
 
@@ -140,6 +141,7 @@ class TextChild:
             continue_final_message=request.continue_final_message,
             wants_text=wants_text,
             max_prompt_tokens=max_prompt_tokens,
+            tools=offered_tools(request),
         )
         answer = await self._ask(order, "messages")
         if not isinstance(answer, Prompt):

@@ -7,7 +7,7 @@ is safe; the work per character is constant (Aho and Corasick's automaton), what
 The rule when several match: **the stop that completes first wins; of those that complete at the same character, the
 longest**. It is the only rule that never waits for text that may not come, and it doesn't depend on how the text was
 cut. What follows the match is dropped, what stands before its first character is shown (and the match itself where the
-client wants it). Next: `assemble.py`.
+client wants it). Next: `source.py`.
 """
 
 from collections import deque

@@ -1,0 +1,109 @@
+"""Tools in a prompt: as templates expect them, or in our own words where a template knows none.
+
+Enters: a request's tools; messages as the template will see them. Leaves: the same with tools. Always true: texts that
+came from the client are marked before they come here, and only what is written here can become a control token; a
+template that prints tools is never interfered with. Next: `../engine/models.py`.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hitsend.core.request import Request
+from hitsend.core.tool_format import HERMES
+
+_ASKING = (
+    "You can call functions. Each line between <tools> and </tools> describes one:\n"
+    "<tools>\n{tools}\n</tools>\n"
+    "To call one, write exactly this and nothing after it, with the function's own name and arguments:\n"
+    '{begin}\n{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}\n{end}\n'
+    "Write it once more for each further call. The results come between <tool_response> and </tool_response>. "
+    "Where no function helps, just answer."
+)
+
+
+def offered_tools(request: Request) -> tuple[dict[str, Any], ...]:
+    """The tools as templates know them; none where the client forbids calls."""
+    if request.tool_choice.mode == "none":
+        return ()
+    found = []
+    for tool in request.tools:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description is not None:
+            function["description"] = tool.description
+        function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+        found.append({"type": "function", "function": function})
+    return tuple(found)
+
+
+def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any]) -> int:
+    """Describe the tools in the system message and write calls and results of the history as plain turns.
+
+    Changes `messages`; returns how many were put in front of them (0 or 1).
+    """
+    for message in messages:
+        _write_turn(message)
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    words = _ASKING.format(tools=lines, begin=HERMES.begin, end=HERMES.end)
+    if messages and messages[0]["role"] == "system":
+        content = messages[0]["content"]
+        messages[0]["content"] = f"{content}\n\n{words}" if content else words
+        return 0
+    messages.insert(0, {"role": "system", "content": words})
+    return 1
+
+
+def _write_turn(message: dict[str, Any]) -> None:
+    if message["role"] == "tool":
+        message["role"] = "user"
+        message["content"] = f"<tool_response>\n{message['content']}\n</tool_response>"
+    for call in message.get("tool_calls") or ():
+        written = json.dumps(
+            {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}, ensure_ascii=False
+        )
+        before = f"{message['content']}\n" if message["content"] else ""
+        message["content"] = f"{before}{HERMES.begin}\n{written}\n{HERMES.end}"
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments in a prompt: an object to templates that look into them, JSON to those that print them."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, other: Any) -> str:
+        return str(self) + str(other)
+
+    def __radd__(self, other: Any) -> str:
+        return str(other) + str(self)
+
+
+def with_parsed_arguments(calls: Any) -> Any:
+    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text."""
+    return _with_arguments(calls, str, _parsed)
+
+
+def with_printable_arguments(calls: Any) -> Any:
+    """Tool calls whose objects print as JSON."""
+    return _with_arguments(calls, dict, Arguments)
+
+
+def _with_arguments(calls: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
+    if not isinstance(calls, list | tuple):
+        return calls
+    found = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("arguments"), kind):
+            found.append(call | {"function": function | {"arguments": change(function["arguments"])}})
+        else:
+            found.append(call)
+    return found
+
+
+def _parsed(arguments: str) -> Any:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
