@@ -6,7 +6,7 @@ value that the client did not send is never invented here: defaults are resolved
 known. Next: `lifecycle.py`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -74,6 +74,31 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_logprobs: int = 0
 
 
+class Tool(msgspec.Struct, frozen=True):
+    """A function that the model may call. `parameters` is its JSON schema, {} where none was given."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """What the model may or must call. A named function is `required` with that one name in `names`."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] = ()
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """What the answer has to look like. `value`: a JSON schema, a regex, the choices, or a Lark grammar, by `kind`."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    value: Any = None
+    name: str | None = None
+    strict: bool = True
+
+
 class Request(msgspec.Struct, frozen=True):
     """One chat request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect."""
 
@@ -96,6 +121,11 @@ class Request(msgspec.Struct, frozen=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    output_format: OutputFormat | None = None
+    thinking_token_budget: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -149,8 +179,19 @@ class Started(msgspec.Struct, frozen=True):
     system_fingerprint: str | None = None
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """A piece of the choice's call number `index`. Its first piece has `id` and `name`; `arguments` is JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
+
+    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -160,6 +201,8 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[TextLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     matched_stop: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Completed(msgspec.Struct, frozen=True):
