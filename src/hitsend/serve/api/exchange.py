@@ -70,6 +70,11 @@ class Exchange:
         return str(self.scope["path"])
 
     @property
+    def speaks_messages(self) -> bool:
+        """Whether the caller expects Anthropic's errors and headers."""
+        return self.path == "/v1/messages" or self.path.startswith("/v1/messages/")
+
+    @property
     def client_host(self) -> str | None:
         """The peer's address as the socket says it."""
         client = self.scope.get("client")
@@ -84,6 +89,8 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            if self.speaks_messages:
+                headers.append((b"request-id", self.request_id.encode()))
             message = {**message, "headers": headers}
         await self._send_message(message)
 
