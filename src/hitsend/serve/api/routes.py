@@ -73,7 +73,11 @@ class Routes:
             headers = error_headers(shown)
             if isinstance(shown, MethodNotAllowed):
                 headers.append((b"allow", ", ".join(ROUTES[exchange.route]).encode()))
-            body = messages_errors.error_body(shown, exchange.request_id) if exchange.speaks_messages else error_body(shown)
+            body = (
+                messages_errors.error_body(shown, exchange.request_id)
+                if exchange.speaks_messages
+                else error_body(shown)
+            )
             await exchange.answer(shown.status, body, headers)
         finally:
             self._services.observe_http(exchange.route, exchange.status or 500, clock.now() - started_at)

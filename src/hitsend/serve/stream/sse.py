@@ -1,8 +1,9 @@
 """Server-sent events, as bytes.
 
-Enters: JSON documents, already encoded. Leaves: frames. Always true: a frame is whole, holds one `data:` line (after
-one `event:` line, where a dialect names its events) and one empty line, and no character in it can be taken for a line end: JSON escapes the ASCII ones, this file the three others
-(U+0085, U+2028, U+2029) at which some readers split text. Next: `deliver.py`.
+Enters: JSON documents, already encoded. Leaves: frames. Always true: a frame is whole, holds one `data:` line (after an
+`event:` line, where a dialect names its events) and one empty line, and no character in it can be taken for a line end:
+JSON escapes the ASCII ones, this file the three others (U+0085, U+2028, U+2029) at which some readers split text.
+Next: `deliver.py`.
 """
 
 PING = b": ping\n\n"
