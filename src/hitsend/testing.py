@@ -254,7 +254,8 @@ def check_responses_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
     (completed | incomplete), or failed at any place after created; numbers without a gap; what the deltas add up to is
     what the done events and the last response say.
     """
-    seen, done = EventsSeen(names=[], last={}), []
+    seen = EventsSeen(names=[], last={})
+    done: list[dict[str, Any]] = []
     open_item: dict[str, Any] | None = None
     text = ""
     for number, (name, event) in enumerate(_named_events(data, seen, is_cut=is_cut)):

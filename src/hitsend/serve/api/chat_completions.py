@@ -6,48 +6,17 @@ error is recorded once, by whoever sees it first; dialects differ in how they re
 request. Next: `chat_response.py`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol
-
-import msgspec
+from functools import partial
 
 from hitsend.core.errors import ServeError
-from hitsend.core.events import Authenticated, Delivered, Parsed, Received
+from hitsend.core.events import Delivered
 from hitsend.core.record import Flight
-from hitsend.core.request import Request
 from hitsend.serve.api import chat_request, chat_response
 from hitsend.serve.api.body import read_json_body
+from hitsend.serve.api.dialect import Functions, Read, Reading
 from hitsend.serve.api.errors import error_frame, public
 from hitsend.serve.api.exchange import Exchange
-from hitsend.serve.api.services import Answer
 from hitsend.serve.stream.deliver import Delivery
-
-
-class Encoder(Protocol):
-    """Writes one answer in one dialect."""
-
-    def stream(self, answer: Answer, /) -> AsyncGenerator[bytes, None]:
-        """SSE frames, one or more whole ones at a time. Closing it closes the answer."""
-        ...
-
-    async def whole(self, answer: Answer, /) -> bytes:
-        """The body of an unstreamed answer."""
-        ...
-
-    def error_frame(self, error: ServeError, /) -> bytes:
-        """How a stream ends that broke after its first byte."""
-        ...
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """What a body turned out to ask for, and how the answer is to be written."""
-
-    request: Request
-    parsed: Parsed
-    encoder: Encoder
-
-
-Read = Callable[[Exchange, bytes], Awaitable[Reading]]
 
 
 async def chat_completions(exchange: Exchange) -> None:
@@ -60,7 +29,7 @@ async def serve(exchange: Exchange, read: Read) -> None:
     services = exchange.services
     flight = services.flights.open(exchange.request_id, exchange.principal)
     try:
-        _note_caller(exchange, flight)
+        exchange.note_caller(flight)
         body = await read_json_body(exchange.receive, exchange.headers, services.access)
         reading = await read(exchange, body)
         flight.record(reading.parsed)
@@ -91,42 +60,13 @@ async def _answer(exchange: Exchange, reading: Reading, flight: Flight) -> None:
     flight.record(Delivered(at=services.clock.now(), num_bytes=delivery.num_bytes, num_chunks=delivery.num_chunks))
 
 
-def default_model(exchange: Exchange) -> str | None:
-    """The model of a request that names none: the only one there is."""
-    models = exchange.services.models()
-    return models[0].id if len(models) == 1 else None
-
-
-class _ChatEncoder:
-    """OpenAI's chat completion."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
-        return chat_response.encode_stream(self._request, answer)
-
-    async def whole(self, answer: Answer) -> bytes:
-        return await chat_response.encode_whole(self._request, answer)
-
-    def error_frame(self, error: ServeError) -> bytes:
-        return error_frame(error, self._request.request_id)
-
-
 async def _read(exchange: Exchange, body: bytes) -> Reading:
     request, parsed = chat_request.parse(
         body,
         exchange.services.access,
         request_id=exchange.request_id,
         principal=exchange.principal,
-        default_model=default_model(exchange),
+        default_model=exchange.default_model,
     )
-    return Reading(request, parsed, _ChatEncoder(request))
-
-
-def _note_caller(exchange: Exchange, flight: Flight) -> None:
-    caller = exchange.principal
-    flight.record(Received(method=exchange.method, path=exchange.path, client=exchange.client_host))
-    flight.record(
-        Authenticated(name=caller.name, key_id=caller.key_id, user=caller.user, app=caller.app, org=caller.org)
-    )
+    stream, whole = partial(chat_response.encode_stream, request), partial(chat_response.encode_whole, request)
+    return Reading(request, parsed, Functions(stream, whole, partial(error_frame, request_id=exchange.request_id)))

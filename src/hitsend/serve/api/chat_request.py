@@ -20,6 +20,7 @@ from hitsend.core.events import LimitCheck, Parsed
 from hitsend.core.request import Principal, Request, SamplingAsked
 from hitsend.serve.api import strict_json
 from hitsend.serve.api.chat_messages import MessageIn, read_messages
+from hitsend.serve.api.wire import check_counts, choose_model, listed, longest, number, read_stops
 from hitsend.settings import AccessSettings
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -114,11 +115,7 @@ def parse(
     )
     wire = strict_json.typed(tree, ChatBody)
     warnings = [*_check_features(wire)]
-    model = wire.model or default_model
-    if model is None:
-        raise InvalidRequest("missing field: model", param="model")
-    if wire.model is None:
-        warnings.append(f"model: not given, {model} was used")
+    model = choose_model(wire.model, default_model, warnings)
     request = _request(wire, request_id, principal, model, tuple(warnings))
     parsed = Parsed(
         body_bytes=len(body),
@@ -147,7 +144,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         logit_bias=_logit_bias(wire.logit_bias or {}),
         logprobs=bool(wire.logprobs),
         top_logprobs=wire.top_logprobs or 0,
-        stop=_stop(wire.stop),
+        stop=read_stops((wire.stop,) if isinstance(wire.stop, str) else wire.stop, "stop"),
         n=wire.n or 1,
         max_tokens=_max_tokens(wire),
         stream=bool(wire.stream),
@@ -182,13 +179,6 @@ def _max_tokens(wire: ChatBody) -> int | None:
         text = f"max_completion_tokens is {new} and max_tokens is {old}: give one of them"
         raise InvalidRequest(text, param="max_tokens")
     return new if new is not None else old
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in stops:
-        raise InvalidRequest("stop: an empty string would stop everything", param="stop")
-    return tuple(dict.fromkeys(stops))
 
 
 def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -254,42 +244,27 @@ def _function_name(tool: Any) -> str | None:
 
 
 def _check_limits(tree: Any, limits: AccessSettings) -> tuple[LimitCheck, ...]:
-    """Count before anything is typed or copied. Values of a wrong type count nothing here: `ChatBody` refuses them."""
+    """Count before anything is typed or copied."""
     body = tree if isinstance(tree, dict) else {}
-    messages = _list(body.get("messages"))
+    messages = listed(body.get("messages"))
     parts = [
         (f"messages[{index}].content[{number}]", part)
         for index, message in enumerate(messages)
         if isinstance(message, dict)
-        for number, part in enumerate(_list(message.get("content")))
+        for number, part in enumerate(listed(message.get("content")))
     ]
     images = [where for where, part in parts if isinstance(part, dict) and part.get("type") == "image_url"]
-    stops = [body["stop"]] if isinstance(body.get("stop"), str) else _list(body.get("stop"))
+    stops = [body["stop"]] if isinstance(body.get("stop"), str) else listed(body.get("stop"))
     counted = (
         ("max_messages", "messages", len(messages)),
         ("max_content_parts", "messages", len(parts)),
         ("max_images", images[0] if images else "messages", len(images)),
-        ("max_tools", "tools", len(_list(body.get("tools")))),
+        ("max_tools", "tools", len(listed(body.get("tools")))),
         ("max_stop", "stop", len(stops)),
-        ("max_stop_chars", "stop", max((len(stop) for stop in stops if isinstance(stop, str)), default=0)),
-        ("max_n", "n", _number(body.get("n"))),
-        ("max_tokens", "max_tokens", _number(body.get("max_tokens"))),
-        ("max_tokens", "max_completion_tokens", _number(body.get("max_completion_tokens"))),
+        ("max_stop_chars", "stop", longest(stops)),
+        ("max_n", "n", number(body.get("n"))),
+        ("max_tokens", "max_tokens", number(body.get("max_tokens"))),
+        ("max_tokens", "max_completion_tokens", number(body.get("max_completion_tokens"))),
         ("max_metadata", "metadata", len(body["metadata"]) if isinstance(body.get("metadata"), dict) else 0),
     )
-    checks = []
-    for name, field, value in counted:
-        limit = getattr(limits, name)
-        if value > limit:
-            raise InvalidRequest(f"{field}: {value}, limit {limit} (access.{name})", param=field)
-        if value:
-            checks.append(LimitCheck(name, value, limit))
-    return tuple(checks)
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return check_counts(counted, limits)

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.events import Authenticated, Received
+from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
@@ -79,6 +81,20 @@ class Exchange:
         """The peer's address as the socket says it."""
         client = self.scope.get("client")
         return str(client[0]) if client else None
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of a request that names none: the only one there is."""
+        models = self.services.models()
+        return models[0].id if len(models) == 1 else None
+
+    def note_caller(self, flight: Flight) -> None:
+        """Write into the record who asks for what."""
+        caller = self.principal
+        flight.record(Received(method=self.method, path=self.path, client=self.client_host))
+        flight.record(
+            Authenticated(name=caller.name, key_id=caller.key_id, user=caller.user, app=caller.app, org=caller.org)
+        )
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header, in order."""

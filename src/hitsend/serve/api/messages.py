@@ -7,7 +7,8 @@ Next: `messages_request.py`.
 
 from hitsend.serve.api import messages_request
 from hitsend.serve.api.body import read_json_body
-from hitsend.serve.api.chat_completions import Reading, default_model, serve
+from hitsend.serve.api.chat_completions import serve
+from hitsend.serve.api.dialect import Reading
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.messages_stream import MessageEncoder
 
@@ -26,7 +27,7 @@ async def count_tokens(exchange: Exchange) -> None:
         services.access,
         request_id=exchange.request_id,
         principal=exchange.principal,
-        default_model=default_model(exchange),
+        default_model=exchange.default_model,
     )
     await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(request))})
 
@@ -37,6 +38,6 @@ async def _read(exchange: Exchange, body: bytes) -> Reading:
         exchange.services.access,
         request_id=exchange.request_id,
         principal=exchange.principal,
-        default_model=default_model(exchange),
+        default_model=exchange.default_model,
     )
     return Reading(request, parsed, MessageEncoder(request))

@@ -14,7 +14,8 @@ import msgspec
 from hitsend.core.errors import InvalidRequest, NotFound, StorageFailed
 from hitsend.serve.api import responses_request
 from hitsend.serve.api.body import read_json_body
-from hitsend.serve.api.chat_completions import Reading, default_model, serve
+from hitsend.serve.api.chat_completions import serve
+from hitsend.serve.api.dialect import Reading
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.responses_request import Asked, ResponsesBody
 from hitsend.serve.api.responses_stream import Keep, ResponseEncoder, response_id
@@ -103,7 +104,7 @@ async def _build(exchange: Exchange, wire: ResponsesBody) -> Asked:
         exchange.services.access,
         request_id=exchange.request_id,
         principal=exchange.principal,
-        default_model=default_model(exchange),
+        default_model=exchange.default_model,
     )
 
 

@@ -5,12 +5,11 @@ nothing is read or computed for a caller who isn't known (only `/healthz` needs 
 scope's path alone; whatever a handler raises becomes a status here, unless the response has begun. Next: `exchange.py`.
 """
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
 from hitsend.serve.api import chat_completions, inspect, messages, messages_errors, responses, tokens
+from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
 from hitsend.serve.api.hosts import check_host, check_origin, host_name
@@ -89,7 +88,7 @@ class Routes:
         exchange.route, exchange.param = match(exchange.path)
         if exchange.route not in OPEN_TO_ALL:
             check_host(host, services.server, are_keys_required=services.auth.are_keys_required)
-            key, is_from_browser = _presented_key(exchange)
+            key, is_from_browser = presented_key(exchange)
             exchange.principal = services.auth.authenticate(key, exchange.client_host)
             if exchange.principal.is_anonymous or is_from_browser:
                 check_origin(exchange.header_values(b"origin"), hosts)
@@ -112,23 +111,3 @@ def match(path: str) -> tuple[str, str]:
         if braces and is_longer and path.startswith(prefix) and path.endswith(suffix):
             return template, path[len(prefix) : len(path) - len(suffix)]
     return "unmatched", ""
-
-
-def _presented_key(exchange: Exchange) -> tuple[str | None, bool]:
-    """The presented key as a Bearer, and whether a browser adds it on its own (Basic: the password is the key).
-
-    Anthropic's clients send `x-api-key`. A key in both headers is no key: nobody should have to know which one counts.
-    """
-    values = exchange.header_values(b"authorization")
-    values += [b"Bearer " + key for key in exchange.header_values(b"x-api-key")]
-    if len(values) != 1:
-        return None, False
-    value = values[0].decode("latin-1")
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() != "basic":
-        return value, False
-    try:
-        _, _, password = base64.b64decode(rest.strip(), validate=True).decode("latin-1").partition(":")
-    except binascii.Error:
-        return None, True
-    return f"Bearer {password}", True

@@ -1,4 +1,4 @@
-"""What the dialects beside chat read in the same way.
+"""What all dialects read in the same way.
 
 Enters: parts of a body. Leaves: checked values in hitsend's own words. Always true: counts are checked on the raw
 document, before anything is typed or copied, and values of a wrong type count nothing here, because the typed reading
