@@ -265,6 +265,7 @@ def check_responses_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
         if name == "response.output_item.added":
             _expect(open_item is None and event["output_index"] == len(done), "an item inside another", event)
             open_item, text = event["item"], ""
+            _expect(not event["item"].get("arguments") and not event["item"].get("content"), "not empty", event)
         elif name == "response.output_item.done":
             _expect(open_item is not None and event["item"]["id"] == open_item["id"], "another item ended", event)
             _expect(_said(event["item"]) == text, f"the deltas said {text!r}", event)
@@ -281,7 +282,8 @@ def check_responses_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
             at = (event["item_id"], event["output_index"])
             _expect(open_item is not None and at == (open_item["id"], len(done)), "for no open item", event)
             text += event["delta"] if name.endswith(".delta") else ""
-            _expect(event.get("text", event.get("arguments", text)) == text, "done with another text", event)
+            told = event.get("part", event)
+            _expect(told.get("text", told.get("arguments", text)) == text, "told another text", event)
     _expect(bool(seen.last) or is_cut, "the stream has no end", {"names": seen.names})
     return seen
 
@@ -310,6 +312,8 @@ def check_messages_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
         elif name == "content_block_start":
             _expect(not is_open and event["index"] == len(blocks), "a block inside another", event)
             _expect(seen.last["stop_reason"] is None, "a block after the message's end", event)
+            said = [event["content_block"].get(field) for field in ("text", "thinking", "signature", "input")]
+            _expect(not any(said), "a block that isn't empty at its start", event)
             blocks.append(event["content_block"])
             is_open = True
         elif name in ("content_block_delta", "content_block_stop"):

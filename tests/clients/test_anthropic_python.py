@@ -37,8 +37,9 @@ def test_whole_and_streamed(client: anthropic.Anthropic, served: Served) -> None
     assert (final.stop_reason, final.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
     spent = [(one.input_tokens, one.output_tokens, one.cache_read_input_tokens) for one in (final.usage, whole.usage)]
     assert spent[0] == spent[1]
-    events = [event.type for event in client.messages.create(**common, stream=True)]
-    assert (events[0], events[-2], events[-1]) == ("message_start", "message_delta", "message_stop")
+    events = list(client.messages.create(**common, stream=True))
+    assert [event.type for event in (events[0], *events[-2:])] == ["message_start", "message_delta", "message_stop"]
+    assert events[0].message.usage.input_tokens == whole.usage.input_tokens
 
 
 def test_counting_is_exact_and_runs_nothing(client: anthropic.Anthropic, served: Served) -> None:

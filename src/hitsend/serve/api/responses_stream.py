@@ -144,7 +144,8 @@ class ResponseEncoder:
         return self._event("response.output_text.delta", **at, content_index=0, delta=step.piece, logprobs=logprobs)
 
     def _opened(self, block: Block) -> bytes:
-        item = _item(self._asked, block, "in_progress")
+        # by now the block may hold its first piece, which has an event of its own
+        item = _item(self._asked, msgspec.structs.replace(block, pieces=[], logprobs=[]), "in_progress")
         if block.kind == "call":
             return self._event("response.output_item.added", output_index=block.index, item=item)
         part = item["content"][0]
