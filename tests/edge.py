@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hitsend.core.clock import SystemClock
-from hitsend.core.errors import InvalidApiKey, InvalidRequest
+from hitsend.core.errors import InvalidApiKey, InvalidRequest, StorageFailed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
@@ -131,6 +131,25 @@ class KeptFlights:
         return ()
 
 
+class KeptResponses:
+    """Stored responses in memory; `fails` makes writing impossible."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str | None], bytes] = {}
+        self.fails = False
+
+    async def get(self, response_id: str, *, key_id: str | None) -> bytes | None:
+        return self.rows.get((response_id, key_id))
+
+    async def put(self, response_id: str, body: bytes, *, key_id: str | None) -> None:
+        if self.fails:
+            raise StorageFailed("the database did not take the write")
+        self.rows[response_id, key_id] = body
+
+    async def delete(self, response_id: str, *, key_id: str | None) -> bool:
+        return self.rows.pop((response_id, key_id), None) is not None
+
+
 class LetterText:
     async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
         return tuple(map(ord, text))
@@ -156,10 +175,12 @@ class Edge:
         server: ServerSettings | None = None,
         clean_up_s: float = 0.0,
         health: Health | None = None,
+        stores_responses: bool = True,
     ) -> None:
         self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
         self.answers: list[tuple[str, int]] = []
+        self.responses = KeptResponses()
         self.services = Services(
             clock=SystemClock(),
             server=server or ServerSettings(),
@@ -176,6 +197,7 @@ class Edge:
             render_metrics=lambda: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
             page={"index.html": PageFile("text/html", b"<script>1</script>")},
+            responses=self.responses if stores_responses else None,
         )
         self.app = Routes(self.services)
 
@@ -208,7 +230,12 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
+        """OpenAI's error, or Anthropic's with the type as its code."""
         found: dict[str, Any] = self.json()["error"]
+        if self.json().get("type") == "error":
+            assert set(found) == {"type", "message"}
+            assert self.json()["request_id"] == self.headers[b"request-id"].decode()
+            return {"code": found["type"]} | found
         assert set(found) == {"message", "type", "param", "code"}
         return found
 

@@ -192,6 +192,16 @@ class RecordSettings(Section, frozen=True):
     """Step events kept per request; later ones are summed into the segments only."""
 
 
+class ResponsesSettings(Section, frozen=True):
+    """Answers of /v1/responses that clients ask to be stored, with the text of their conversation."""
+
+    store: bool = True
+    """Whether `store: true` is honoured; false: nothing is ever stored, and no response has a successor."""
+    retention_days: Positive = 30
+    max_stored: Positive = 1000
+    """Per key; the oldest make room."""
+
+
 class LogSettings(Section, frozen=True):
     """Logs on stderr."""
 
@@ -209,6 +219,7 @@ class Settings(Section, frozen=True):
     stream: StreamSettings = StreamSettings()
     usage: UsageSettings = UsageSettings()
     record: RecordSettings = RecordSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

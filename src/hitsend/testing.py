@@ -5,7 +5,7 @@ threads, no real time, the same inputs give the same outputs, and a fake that is
 Next: `serve/loop/decoder.py`, the protocol of the largest one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -273,3 +273,120 @@ def _check_choice(choice: dict[str, Any], seen: StreamSeen, n: int) -> None:
         if choice["finish_reason"] not in ("stop", "length", "tool_calls", "content_filter"):
             raise StreamViolation(f"no finish_reason of OpenAI's: {choice}")
         seen.finish_reasons[index] = choice["finish_reason"]
+
+
+class EventsSeen(msgspec.Struct):
+    """What a stream of named events said: of /v1/responses the last response, of /v1/messages the message."""
+
+    names: list[str] = []
+    last: dict[str, Any] = {}
+    error: dict[str, Any] | None = None
+    num_pings: int = 0
+
+
+def check_responses_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
+    """Hold a stream of /v1/responses against the grammar. Raises StreamViolation.
+
+    created in_progress (item.added (part.added delta* text.done part.done | delta* arguments.done) item.done)*
+    (completed | incomplete), or failed at any place after created; numbers without a gap; what the deltas add up to is
+    what the done events and the last response say.
+    """
+    seen = EventsSeen(names=[], last={})
+    done: list[dict[str, Any]] = []
+    open_item: dict[str, Any] | None = None
+    text = ""
+    for number, (name, event) in enumerate(_named_events(data, seen, is_cut=is_cut)):
+        _expect(event.get("sequence_number") == number, "a gap in the numbers", event)
+        _expect((number < 2) == (name in ("response.created", "response.in_progress")), "out of order", event)
+        _expect(not seen.last, "an event after the end", event)
+        if name == "response.output_item.added":
+            _expect(open_item is None and event["output_index"] == len(done), "an item inside another", event)
+            open_item, text = event["item"], ""
+            _expect(not event["item"].get("arguments") and not event["item"].get("content"), "not empty", event)
+        elif name == "response.output_item.done":
+            _expect(open_item is not None and event["item"]["id"] == open_item["id"], "another item ended", event)
+            _expect(_said(event["item"]) == text, f"the deltas said {text!r}", event)
+            done.append(event["item"])
+            open_item = None
+        elif name in ("response.completed", "response.incomplete", "response.failed"):
+            seen.last = event["response"]
+            _expect(event["response"]["status"] == name.partition(".")[2], "another status", event)
+            if name == "response.failed":
+                seen.error = event["response"]["error"]
+            else:
+                _expect(open_item is None and event["response"]["output"] == done, "other items than came", event)
+        elif number >= 2:
+            at = (event["item_id"], event["output_index"])
+            _expect(open_item is not None and at == (open_item["id"], len(done)), "for no open item", event)
+            text += event["delta"] if name.endswith(".delta") else ""
+            told = event.get("part", event)
+            _expect(told.get("text", told.get("arguments", text)) == text, "told another text", event)
+    _expect(bool(seen.last) or is_cut, "the stream has no end", {"names": seen.names})
+    return seen
+
+
+def _said(item: dict[str, Any]) -> str:
+    text: str = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    return text
+
+
+def check_messages_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
+    """Hold a stream of /v1/messages against the grammar; builds the message up as clients do. Raises StreamViolation.
+
+    message_start (content_block_start content_block_delta* content_block_stop)* message_delta message_stop, or error at
+    any place after message_start. A call's input stays the text that its deltas add up to.
+    """
+    seen = EventsSeen(names=[], last={})
+    fields = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+    fields["input_json_delta"] = "partial_json"
+    is_open = is_over = False
+    for name, event in _named_events(data, seen, is_cut=is_cut):
+        blocks = seen.last.get("content", [])
+        _expect((not seen.last) == (name == "message_start"), "out of order", event)
+        _expect(seen.error is None and not is_over, "an event after the end", event)
+        if name == "message_start":
+            seen.last = event["message"]
+        elif name == "content_block_start":
+            _expect(not is_open and event["index"] == len(blocks), "a block inside another", event)
+            _expect(seen.last["stop_reason"] is None, "a block after the message's end", event)
+            said = [event["content_block"].get(field) for field in ("text", "thinking", "signature", "input")]
+            _expect(not any(said), "a block that isn't empty at its start", event)
+            blocks.append(event["content_block"])
+            is_open = True
+        elif name in ("content_block_delta", "content_block_stop"):
+            _expect(is_open and event["index"] == len(blocks) - 1, "for no open block", event)
+            is_open = name == "content_block_delta"
+            if is_open:
+                kind = event["delta"]["type"]
+                blocks[-1][fields[kind]] = blocks[-1].get(fields[kind], "") + event["delta"][fields[kind]]
+        elif name == "error":
+            seen.error = event["error"]
+        elif name == "message_delta":
+            _expect(not is_open and seen.last["stop_reason"] is None, "ended inside a block, or twice", event)
+            seen.last |= event["delta"] | {"usage": event["usage"], "hitsend": event["hitsend"]}
+        else:
+            _expect(name == "message_stop" and bool(seen.last["stop_reason"]), "no such event now", event)
+            is_over = True
+    _expect(is_over or seen.error is not None or is_cut, "the stream has no end", {"names": seen.names})
+    return seen
+
+
+def _named_events(data: bytes, seen: EventsSeen, *, is_cut: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    whole, _, rest = data.rpartition(b"\n\n")
+    _expect(not rest or is_cut, "the stream ends inside a frame", {"rest": rest[:80]})
+    for frame in whole.split(b"\n\n") if whole else []:
+        if frame.startswith(b":"):
+            seen.num_pings += 1
+            continue
+        lines = frame.split(b"\n")
+        is_framed = len(lines) == 2 and lines[0].startswith(b"event: ") and lines[1].startswith(b"data: ")
+        _expect(is_framed, "not one event line and one data line", {"frame": frame[:80]})
+        name, event = lines[0][7:].decode(), msgspec.json.decode(lines[1][6:])
+        _expect(event.get("type") == name, "two names", event)
+        seen.names.append(name)
+        yield name, event
+
+
+def _expect(holds: bool, what: str, event: dict[str, Any]) -> None:  # noqa: FBT001  # as in an assert
+    if not holds:
+        raise StreamViolation(f"{what}: {event}")

@@ -195,13 +195,15 @@ class TextLogprob(msgspec.Struct, frozen=True):
 class Started(msgspec.Struct, frozen=True):
     """The pipeline's first word: a hold was taken and an engine accepted the job. Until then an error has a status.
 
-    `created` is Unix seconds; `system_fingerprint` names what computes (model file and engine build), where known.
+    `created` is Unix seconds; `system_fingerprint` names what computes (model file and engine build), where known;
+    `prompt_tokens` is exact by now.
     """
 
     request_id: str
     created: int
     model: str
     system_fingerprint: str | None = None
+    prompt_tokens: int = 0
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

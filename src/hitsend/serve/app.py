@@ -47,6 +47,7 @@ from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.records import RecordStore
+from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,8 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         )
         flights = Flights(stores.records, metrics, clock, settings.record)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        yield _services(settings, stages, stores.auth, flights, watch)
+        services = _services(settings, stages, stores.auth, flights, watch)
+        yield msgspec.structs.replace(services, responses=stores.responses if settings.responses.store else None)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class _Stores:
     records: RecordStore
     ledger: Ledger
     auth: Authenticator
+    responses: ResponseStore
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -153,7 +156,10 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     auth = Authenticator(KeyStore(database, clock))
     await auth.start()
     stack.push_async_callback(auth.stop)
-    return _Stores(writer, records, ledger, auth)
+    responses = ResponseStore(database, writer, clock, settings.responses)
+    responses.start()
+    stack.push_async_callback(responses.stop)
+    return _Stores(writer, records, ledger, auth, responses)
 
 
 def _find_model(settings: Settings) -> ModelFile:

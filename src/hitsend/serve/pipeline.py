@@ -57,7 +57,13 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     async with account, aclosing(engine.generate(job)) as generation:
         choices = [_assembler(request, job, stages, index) for index in range(request.n)]
         account.watch(generation, choices)
-        yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
+        yield Started(
+            request.request_id,
+            int(flight.received_wall),
+            request.model,
+            system_fingerprint=_fingerprint(engine),
+            prompt_tokens=len(job.prompt_token_ids),
+        )
         async for delta in _answer(generation, choices, flight):
             yield delta
     flight.enter(State.FINISHED)

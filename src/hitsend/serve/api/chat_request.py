@@ -31,6 +31,7 @@ from hitsend.serve.api.chat_tools import (
     template_arguments,
 )
 from hitsend.serve.api.sampling_fields import SamplingIn, check_sampling, with_extensions
+from hitsend.serve.api.wire import choose_model, read_stops
 from hitsend.settings import AccessSettings
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -124,11 +125,7 @@ def parse(
     )
     wire = strict_json.typed(tree, ChatBody)
     warnings = [*_check_features(wire)]
-    model = wire.model or default_model
-    if model is None:
-        raise InvalidRequest("missing field: model", param="model")
-    if wire.model is None:
-        warnings.append(f"model: not given, {model} was used")
+    model = choose_model(wire.model, default_model, warnings)
     request = _request(wire, request_id, principal, model, tuple(warnings))
     parsed = Parsed(
         body_bytes=len(body),
@@ -160,7 +157,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         logit_bias=_logit_bias(wire.logit_bias or {}),
         logprobs=bool(wire.logprobs),
         top_logprobs=wire.top_logprobs or 0,
-        stop=_stop(wire.stop),
+        stop=read_stops((wire.stop,) if isinstance(wire.stop, str) else wire.stop, "stop"),
         include_stop=bool(wire.include_stop_str_in_output),
         stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
         min_tokens=wire.min_tokens or 0,
@@ -215,13 +212,6 @@ def _max_tokens(wire: ChatBody) -> int | None:
         text = f"max_completion_tokens is {new} and max_tokens is {old}: give one of them"
         raise InvalidRequest(text, param="max_tokens")
     return new if new is not None else old
-
-
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in stops:
-        raise InvalidRequest("stop: an empty string would stop everything", param="stop")
-    return tuple(dict.fromkeys(stops))
 
 
 def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:

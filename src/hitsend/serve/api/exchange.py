@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.events import Authenticated, Received
+from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
@@ -70,10 +72,29 @@ class Exchange:
         return str(self.scope["path"])
 
     @property
+    def speaks_messages(self) -> bool:
+        """Whether the caller expects Anthropic's errors and headers."""
+        return self.path == "/v1/messages" or self.path.startswith("/v1/messages/")
+
+    @property
     def client_host(self) -> str | None:
         """The peer's address as the socket says it."""
         client = self.scope.get("client")
         return str(client[0]) if client else None
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of a request that names none: the only one there is."""
+        models = self.services.models()
+        return models[0].id if len(models) == 1 else None
+
+    def note_caller(self, flight: Flight) -> None:
+        """Write into the record who asks for what."""
+        caller = self.principal
+        flight.record(Received(method=self.method, path=self.path, client=self.client_host))
+        flight.record(
+            Authenticated(name=caller.name, key_id=caller.key_id, user=caller.user, app=caller.app, org=caller.org)
+        )
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header, in order."""
@@ -84,6 +105,8 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            if self.speaks_messages:
+                headers.append((b"request-id", self.request_id.encode()))
             message = {**message, "headers": headers}
         await self._send_message(message)
 

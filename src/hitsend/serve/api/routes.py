@@ -5,12 +5,11 @@ nothing is read or computed for a caller who isn't known (only `/healthz` needs 
 scope's path alone; whatever a handler raises becomes a status here, unless the response has begun. Next: `exchange.py`.
 """
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
-from hitsend.serve.api import chat_completions, inspect, openapi, tokens
+from hitsend.serve.api import chat_completions, inspect, messages, messages_errors, openapi, responses, tokens
+from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
 from hitsend.serve.api.hosts import check_host, check_origin, host_name
@@ -22,6 +21,12 @@ Handler = Callable[[Exchange], Awaitable[None]]
 ROUTES: dict[str, dict[str, Handler]] = {
     "/": {"GET": inspect.page},
     "/v1/chat/completions": {"POST": chat_completions.chat_completions},
+    "/v1/responses": {"POST": responses.create},
+    "/v1/responses/input_tokens": {"POST": responses.input_tokens},
+    "/v1/responses/{id}/input_items": {"GET": responses.input_items},
+    "/v1/responses/{id}": {"GET": responses.retrieve, "DELETE": responses.delete},
+    "/v1/messages": {"POST": messages.create},
+    "/v1/messages/count_tokens": {"POST": messages.count_tokens},
     "/v1/models": {"GET": inspect.models},
     "/v1/models/{id}": {"GET": inspect.model},
     "/tokenize": {"POST": tokens.tokenize},
@@ -36,7 +41,8 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/healthz": {"GET": inspect.healthz},
     "/readyz": {"GET": inspect.readyz},
 }
-"""Template to method to handler. What stands for the braces is the handler's `param`, slashes and all."""
+"""Template to method to handler. What stands for the braces is the handler's `param`, slashes and all; of two templates
+that fit, the upper one is meant."""
 
 ROUTES["/openapi.json"] = {"GET": openapi.telling(ROUTES)}
 
@@ -69,7 +75,12 @@ class Routes:
             headers = error_headers(shown)
             if isinstance(shown, MethodNotAllowed):
                 headers.append((b"allow", ", ".join(ROUTES[exchange.route]).encode()))
-            await exchange.answer(shown.status, error_body(shown), headers)
+            body = (
+                messages_errors.error_body(shown, exchange.request_id)
+                if exchange.speaks_messages
+                else error_body(shown)
+            )
+            await exchange.answer(shown.status, body, headers)
         finally:
             self._services.observe_http(exchange.route, exchange.status or 500, clock.now() - started_at)
 
@@ -80,7 +91,7 @@ class Routes:
         exchange.route, exchange.param = match(exchange.path)
         if exchange.route not in OPEN_TO_ALL:
             check_host(host, services.server, are_keys_required=services.auth.are_keys_required)
-            key, is_from_browser = _presented_key(exchange)
+            key, is_from_browser = presented_key(exchange)
             exchange.principal = services.auth.authenticate(key, exchange.client_host)
             if exchange.principal.is_anonymous or is_from_browser:
                 check_origin(exchange.header_values(b"origin"), hosts)
@@ -98,23 +109,8 @@ def match(path: str) -> tuple[str, str]:
     if path in ROUTES:
         return path, ""
     for template in ROUTES:
-        prefix = template.removesuffix("{id}")
-        if prefix != template and path.startswith(prefix) and path != prefix:
-            return template, path.removeprefix(prefix)
+        prefix, braces, suffix = template.partition("{id}")
+        is_longer = len(path) > len(prefix) + len(suffix)
+        if braces and is_longer and path.startswith(prefix) and path.endswith(suffix):
+            return template, path[len(prefix) : len(path) - len(suffix)]
     return "unmatched", ""
-
-
-def _presented_key(exchange: Exchange) -> tuple[str | None, bool]:
-    """The presented key as a Bearer, and whether a browser adds it on its own (Basic: the password is the key)."""
-    values = exchange.header_values(b"authorization")
-    if len(values) != 1:
-        return None, False
-    value = values[0].decode("latin-1")
-    scheme, _, rest = value.partition(" ")
-    if scheme.lower() != "basic":
-        return value, False
-    try:
-        _, _, password = base64.b64decode(rest.strip().encode(), validate=True).decode("latin-1").partition(":")
-    except binascii.Error:
-        return None, True
-    return f"Bearer {password}", True

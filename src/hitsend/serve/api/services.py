@@ -81,6 +81,22 @@ class Records(Protocol):
         ...
 
 
+class StoredResponses(Protocol):
+    """Answers that clients asked to be kept, each for the key that made it alone; `usage/responses.py`."""
+
+    async def get(self, response_id: str, *, key_id: str | None) -> bytes | None:
+        """What was kept. Raises StorageFailed."""
+        ...
+
+    async def put(self, response_id: str, body: bytes, *, key_id: str | None) -> None:
+        """Keep it, durably. Raises StorageFailed."""
+        ...
+
+    async def delete(self, response_id: str, *, key_id: str | None) -> bool:
+        """Whether there was something to forget. Raises StorageFailed."""
+        ...
+
+
 class Text(Protocol):
     """Tokenising outside of a chat."""
 
@@ -122,7 +138,10 @@ class PageFile(msgspec.Struct, frozen=True):
 
 
 class Services(msgspec.Struct, frozen=True):
-    """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path."""
+    """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
+
+    `responses` is None where the server keeps none.
+    """
 
     clock: Clock
     server: ServerSettings
@@ -139,3 +158,4 @@ class Services(msgspec.Struct, frozen=True):
     render_metrics: Callable[[], tuple[str, bytes]]
     observe_http: Callable[[str, int, float], None]
     page: dict[str, PageFile]
+    responses: StoredResponses | None = None

@@ -39,6 +39,7 @@ from hitsend.serve.chat.prompt import (
     TokenizeText,
 )
 from hitsend.serve.chat.tool_prompt import offered_tools
+from hitsend.serve.chat.unbuilt import refuse_unbuilt
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.settings import ChatSettings
 
@@ -134,6 +135,7 @@ class TextChild:
         self, request: Request, *, wants_text: bool = False, max_prompt_tokens: int | None = None
     ) -> Prompt:
         """The request's prompt. Raises InvalidRequest, EngineError (any of its three) or ServerOverloaded."""
+        refuse_unbuilt(request)
         order = Prepare(
             messages=request.messages,
             template_kwargs=request.template_kwargs,

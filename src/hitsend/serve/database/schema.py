@@ -126,3 +126,14 @@ RECORDS = Table(
     Column("body", LargeBinary, nullable=False),
 )
 """`body` is the record's JSON, deflated with zlib."""
+
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("response_id", Text, primary_key=True),
+    Column("key_id", String(32)),
+    Column("created_at", Double, nullable=False, index=True),
+    Column("body", LargeBinary, nullable=False),
+    Index("ix_responses_key_id_created_at", "key_id", "created_at"),
+)
+"""`body` is JSON deflated with zlib: the response, and the items of the conversation that led to it."""

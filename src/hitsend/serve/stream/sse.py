@@ -1,8 +1,9 @@
 """Server-sent events, as bytes.
 
-Enters: JSON documents, already encoded. Leaves: frames. Always true: a frame is whole, holds one `data:` line and one
-empty line, and no character in it can be taken for a line end: JSON escapes the ASCII ones, this file the three others
-(U+0085, U+2028, U+2029) at which some readers split text. Next: `deliver.py`.
+Enters: JSON documents, already encoded. Leaves: frames. Always true: a frame is whole, holds one `data:` line (after an
+`event:` line, where a dialect names its events) and one empty line, and no character in it can be taken for a line end:
+JSON escapes the ASCII ones, this file the three others (U+0085, U+2028, U+2029) at which some readers split text.
+Next: `deliver.py`.
 """
 
 PING = b": ping\n\n"
@@ -21,6 +22,11 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 """nginx reads `x-accel-buffering` and lets the frames through; `no-transform` keeps proxies from compressing them."""
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def event(name: str, document: bytes) -> bytes:
+    """The document as an event with a name, as dialects want it whose readers look at the name first."""
+    return b"event: " + name.encode() + b"\n" + frame(document)
 
 
 def frame(document: bytes) -> bytes:
