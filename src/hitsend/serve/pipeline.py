@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from hitsend.core.clock import Clock
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import ModelNotFound
 from hitsend.core.events import Routed
 from hitsend.core.lifecycle import FinishReason, State
@@ -18,6 +19,7 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
+from hitsend.serve.chat.constraints import grammar_source
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
 from hitsend.serve.output.assemble import Assembler
@@ -69,6 +71,7 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
 async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Job:
     """Messages become ids, and ids a job that fits."""
     context = engine.facts.cells_per_slot
+    constraint = await _constrain(request, stages)
     prompt = await stages.text.prepare(request, wants_text=flight.keep_text, max_prompt_tokens=context)
     flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
@@ -81,7 +84,14 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        constraint=constraint,
     )
+
+
+async def _constrain(request: Request, stages: Stages) -> ConstraintSpec | None:
+    """What the answer is held to, compiled once already."""
+    source = grammar_source(request, None, stages.text.vocabulary)
+    return None if source is None else ConstraintSpec(grammar=await stages.text.compile(source))
 
 
 def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:

@@ -6,7 +6,8 @@ without effect and listed in `warnings`; a field nobody knows is refused; ranges
 number that libllama could choke on gets past this file. Next: `chat_messages.py`.
 
 Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
-Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message.
+Extensions: top_k, min_p, repetition_penalty, chat_template_kwargs, add_generation_prompt, continue_final_message,
+structured_outputs.
 """
 
 import re
@@ -20,6 +21,7 @@ from hitsend.core.events import LimitCheck, Parsed
 from hitsend.core.request import Principal, Request, SamplingAsked
 from hitsend.serve.api import strict_json
 from hitsend.serve.api.chat_messages import MessageIn, read_messages
+from hitsend.serve.api.output_format import read_output_format
 from hitsend.settings import AccessSettings
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -75,6 +77,7 @@ class ChatBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: Any = None
     tool_choice: Any = None
     response_format: Any = None
+    structured_outputs: Any = None
     modalities: Any = None
     functions: Any = None
     function_call: Any = None
@@ -158,6 +161,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         user=wire.user,
         metadata=wire.metadata or {},
         warnings=warnings,
+        output_format=read_output_format(wire.response_format, wire.structured_outputs),
     )
 
 
@@ -220,8 +224,6 @@ def _check_features(wire: ChatBody) -> list[str]:
             raise InvalidRequest(f"{field} is not supported", param=field)
     if wire.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
-    if wire.response_format not in (None, {"type": "text"}):
-        raise InvalidRequest('response_format: only {"type": "text"} is supported', param="response_format")
     if wire.service_tier not in (None, "auto", "default"):
         raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
     _check_tools(wire.tools, wire.tool_choice)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.request import SampledToken, SamplingParams
 
 
@@ -22,6 +23,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     max_tokens: int
     deadline_s: float
     priority: int = 0
+    constraint: ConstraintSpec | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

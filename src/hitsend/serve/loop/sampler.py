@@ -1,9 +1,10 @@
 """From a row of logits to one token.
 
-Order, for every token: logit_bias; penalties (repetition over prompt and output, then presence and frequency over the
-output only, as OpenAI defines them); temperature; top_k; top_p (within what top_k left); min_p (relative to the best);
-one draw. Log-probabilities are those of the raw logits, before all of this. Tokens tied with the last one that a filter
-keeps are kept too. A temperature below `MIN_TEMPERATURE`, or top_k 1, is greedy; among equals the lowest id wins.
+Order, for every token: the grammar's mask (`grammar.py`), under which a forbidden token stays at -inf; logit_bias;
+penalties (repetition over prompt and output, then presence and frequency over the output only, as OpenAI defines them);
+temperature; top_k; top_p (within what top_k left); min_p (relative to the best); one draw. Log-probabilities are those
+of the raw logits, before all of this. Tokens tied with the last one that a filter keeps are kept too. A temperature
+below `MIN_TEMPERATURE`, or top_k 1, is greedy; among equals the lowest id wins.
 
 Enters: float32 logits, which are changed in place. Leaves: a `SampledToken`, or None where the logits are no numbers.
 Always true: a token drawn by chance takes exactly one uniform from the sequence's own PCG64, greedy takes none, and
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.request import SampledToken, SamplingParams, TokenLogprob
+from hitsend.serve.loop.grammar import Constraint
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.intp]
@@ -44,8 +46,15 @@ _SEED_RANGE = 2**64
 class Sampler:
     """Draws the tokens of one sequence and remembers what its penalties need."""
 
-    def __init__(self, params: SamplingParams, seed: int, prompt_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt_token_ids: Iterable[int],
+        constraint: Constraint | None = None,
+    ) -> None:
         self.params = params
+        self._constraint = constraint
         self._generator = np.random.Generator(np.random.PCG64(seed % _SEED_RANGE))
         self._bias_ids = np.array([token for token, _ in params.logit_bias], dtype=np.intp)
         self._bias = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
@@ -58,7 +67,7 @@ class Sampler:
     @property
     def is_argmax(self) -> bool:
         """Whether the answer is the row's argmax and nothing else is asked."""
-        return self._is_greedy and not self._edits and not self.params.logprobs
+        return self._is_greedy and not self._edits and not self.params.logprobs and self._constraint is None
 
     def note(self, token_id: int) -> None:
         """A token was added to the output."""
@@ -69,6 +78,10 @@ class Sampler:
     def choose(self, row: Row) -> SampledToken | None:
         """The next token; None if the logits (as given, or after the edits) have no finite maximum. Changes `row`."""
         raw = row.copy() if self.params.logprobs else None
+        if self._constraint is not None:
+            self._constraint.restrict(row)
+            if self._constraint.failure is not None:
+                return None
         if self._edits:
             self._edit(row)
         best = int(row.argmax())

@@ -6,6 +6,7 @@ running. Next: `kv.py`.
 """
 
 from hitsend.core.lifecycle import State, advance
+from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
 from hitsend.serve.loop.sampler import Sampler
 
@@ -21,6 +22,7 @@ class Sequence:
         "admitted_at",
         "arrival",
         "choice",
+        "constraint",
         "deadline_at",
         "deadline_s",
         "is_paused",
@@ -37,7 +39,9 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, submit: Submit, choice: int, arrival: int, at: float) -> None:
+    def __init__(
+        self, submit: Submit, choice: int, arrival: int, at: float, *, constraint: Constraint | None = None
+    ) -> None:
         self.request_id = submit.request_id
         self.choice = choice
         self.arrival = arrival
@@ -49,7 +53,8 @@ class Sequence:
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_prompt_tokens_computed = 0
-        self.sampler = Sampler(submit.sampling, submit.seeds[choice], submit.prompt_token_ids)
+        self.constraint = constraint
+        self.sampler = Sampler(submit.sampling, submit.seeds[choice], submit.prompt_token_ids, constraint)
         self.state = State.WAITING
         self.slot: int | None = None
         self.is_paused = False
@@ -112,6 +117,8 @@ class Sequence:
         """A sampled token becomes known."""
         self.token_ids.append(token_id)
         self.sampler.note(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
 
     def end(self, state: State) -> None:
         """It is over; whoever calls gives slot and cells back."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -24,6 +25,7 @@ from hitsend.core.errors import (
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
 from hitsend.serve.loop.decoder import Batch, Decoder, DecoderFailed
+from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
     Abort,
@@ -53,8 +55,9 @@ _ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELL
 class Loop:
     """The state of one engine between two steps. `cells` in reports are held cells: filled ones and reserves."""
 
-    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock) -> None:
+    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock, grammars: Grammars | None = None) -> None:
         self._decoder = decoder
+        self._grammars = grammars
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
@@ -147,17 +150,26 @@ class Loop:
             return
         now = self._clock.now()
         error = self._refusal(submit)
+        sequences: list[Sequence] = []
+        if error is None:
+            try:
+                sequences = [self._new_sequence(submit, choice, now) for choice in range(len(submit.seeds))]
+            except GrammarFailed as failed:
+                error = failed.as_error()
         if error is not None:
             choices = range(len(submit.seeds))
             self._outbox.extend(_done(submit.request_id, choice, now, error) for choice in choices)
             return
-        sequences = [Sequence(submit, choice, self._arrivals + choice, now) for choice in range(len(submit.seeds))]
         self._arrivals += len(sequences)
         self._live[submit.request_id] = sequences
         for sequence in sequences:
             self._roster.enqueue(sequence)
         num_waiting, num_running = len(self._roster.waiting), len(self._roster.running)
         self._outbox.append(WasQueued(submit.request_id, now, num_waiting, num_running))
+
+    def _new_sequence(self, submit: Submit, choice: int, now: float) -> Sequence:
+        constraint = constraint_for(submit.constraint, self._grammars, self._decoder.end_token_ids)
+        return Sequence(submit, choice, self._arrivals + choice, now, constraint=constraint)
 
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
@@ -266,11 +278,18 @@ class Loop:
             rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled))
 
     def _accept(self, sequence: Sequence, token: SampledToken | None) -> Done | None:
+        constraint = sequence.constraint
         if token is None:
-            return self._end(sequence, FinishReason.ERROR, EngineFailed("The model's logits are not numbers."))
+            failure = constraint.failure if constraint else None
+            failure = failure or EngineFailed("The model's logits are not numbers.")
+            return self._end(sequence, FinishReason.ERROR, failure)
         if token.token_id in self._decoder.end_token_ids:
             return self._end(sequence, FinishReason.STOP)
         sequence.append(token.token_id)
+        if constraint is not None and constraint.failure is not None:
+            return self._end(sequence, FinishReason.ERROR, constraint.failure)
+        if constraint is not None and constraint.is_complete:
+            return self._end(sequence, FinishReason.STOP)
         is_full = len(sequence.token_ids) >= self._kv.max_sequence_tokens
         if is_full or sequence.num_output_tokens >= sequence.max_tokens:
             return self._end(sequence, FinishReason.LENGTH)
@@ -362,4 +381,8 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
     outside = [token for token, _ in submit.sampling.logit_bias if not 0 <= token < vocab_size]
     if outside:
         return f"logit_bias names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
+    spec = submit.constraint or ConstraintSpec()
+    outside = [token for token in (*spec.opens_with, *(spec.starts_after or ())) if not 0 <= token < vocab_size]
+    if outside:
+        return f"The constraint names token {outside[0]}; the vocabulary ends at {vocab_size - 1}."
     return None
