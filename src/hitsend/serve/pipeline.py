@@ -91,7 +91,7 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
 async def _constrain(request: Request, stages: Stages) -> ConstraintSpec | None:
     """What the answer is held to, compiled once already."""
     source = grammar_source(request, None, stages.text.vocabulary)
-    return None if source is None else ConstraintSpec(grammar=await stages.text.compile(source))
+    return None if source is None else ConstraintSpec(await stages.text.compile(source))
 
 
 def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:

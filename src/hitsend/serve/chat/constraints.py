@@ -1,9 +1,10 @@
 """What a request's answer is held to, as a grammar: an output format, calls that must come, or either of them.
 
-Enters: a `Request`'s wishes, and how this model writes calls. Leaves: a `GrammarSource` for the text child to compile,
-or None where the answer is free. Always true: what is forced is what the parsers in `output/` read, because both come
-from one `ToolFormat`; a delimiter that is a control token of this model is forced as that token, never spelled; calls
-that nobody forces stay free (`tool_choice` auto without strict). Next: `text.py`.
+Enters: a `Request`'s wishes, and how this model writes calls and thoughts. Leaves: a `GrammarSource` for the text child
+to compile, and what the loop does with it (`constraint_spec`), or None where the answer is free. Always true: what is
+forced is what the parsers in `output/` read, because both come from one `ToolFormat`; a delimiter that is a control
+token of this model is forced as that token, never spelled; calls that nobody forces stay free (`tool_choice` auto
+without strict). Next: `text.py`.
 
     tool_choice required, or named    one call, or several where parallel calls are allowed; nothing else
     auto, and a tool is strict        any text; a call that begins has to be a valid one
@@ -15,10 +16,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hitsend.core.constraint import WHITESPACE, GrammarSource
+from hitsend.core.constraint import WHITESPACE, ConstraintSpec, GrammarSource
 from hitsend.core.errors import InvalidRequest
 from hitsend.core.request import OutputFormat, Request, Tool, ToolChoice
-from hitsend.core.tool_format import ToolFormat
+from hitsend.core.tool_format import ReasoningFormat, ToolFormat
 from hitsend.core.vocabulary import Vocabulary
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -47,6 +48,34 @@ def output_source(wanted: OutputFormat) -> GrammarSource:
         return GrammarSource("json_schema", ANY_OBJECT)
     param = "response_format" if wanted.kind == "json_schema" else "structured_outputs"
     return GrammarSource(wanted.kind, wanted.value, param)
+
+
+def constraint_spec(
+    grammar: str | None,
+    reasoning: ReasoningFormat | None,
+    vocabulary: Vocabulary,
+    *,
+    is_open: bool = False,
+    may_open: bool = False,
+    budget: int | None = None,
+) -> ConstraintSpec | None:
+    """What the loop does with a compiled grammar and a budget of thoughts; None: nothing.
+
+    `is_open`: the prompt ends inside thoughts. `may_open`: the model may open them itself. Raises InvalidRequest where
+    this model's marks of thoughts aren't single tokens: then nobody could wait for them, nor force them.
+    """
+    is_thinking = reasoning is not None and (is_open or may_open)
+    if grammar is None and (budget is None or not is_thinking):
+        return None
+    if reasoning is None or not is_thinking:
+        return ConstraintSpec(grammar)
+    begin, end = _single(reasoning.begin, vocabulary), _single(reasoning.end, vocabulary)
+    if end is None or (begin is None and not is_open):
+        param = "thinking_token_budget" if grammar is None else "response_format"
+        why = f"this model writes {reasoning.end} in several tokens, so nobody can wait for it; turn thinking off"
+        raise InvalidRequest(f"{param}: {why}", param=param)
+    opens_with = () if is_open or begin is None else (begin,)
+    return ConstraintSpec(grammar, (end,), opens_with, budget)
 
 
 class Calls:
@@ -87,7 +116,7 @@ class Calls:
         elif answer.kind == "choice":
             line = "answer: " + " | ".join(_literal(each) for each in answer.value)
         elif answer.kind == "regex":
-            line = f"answer: /{answer.value.replace('/', chr(92) + '/')}/"
+            line = f"answer: {_regex(answer.value)}"
         else:
             text = "a Lark grammar can't be combined with tools; set tool_choice to none"
             raise InvalidRequest(f"structured_outputs: {text}", param="structured_outputs")
@@ -95,14 +124,15 @@ class Calls:
 
     def when_begun(self) -> GrammarSource:
         """Any text, and valid calls in it."""
-        form = self._form
-        call = self._call()
-        if form.begin and (token := self._control(form.begin)) is not None:
-            rest = call.removeprefix(token)
-            return self._source(f"start: text ({token} rest text)*", f"rest: {rest}", f"text: {_ANY_TEXT}")
+        form, call = self._form, self._call()
+        token = self._control(form.begin) if form.begin else None
+        free = f"text: {_ANY_TEXT}"
         if form.bare:
-            text = rf"text: /([^\s{re.escape(form.bare)}](.|\n)*)?/"
-            return self._source("start: calls | text", self._calls(), text)
+            more = f" ({token} one text)*" if token is not None else ""
+            first = rf"first: /\s*([^\s{re.escape(form.bare)}](.|\n)*)?/"
+            return self._source(f"start: calls | first{more}", self._calls(), first, *([free] if more else []))
+        if token is not None:
+            return self._source(f"start: text ({token} rest text)*", f"rest: {call.removeprefix(token)}", free)
         rest = call.removeprefix(_literal(form.begin))
         lines = ("start: (head rest)* text", f"head[lazy]: TEXT {_literal(form.begin)}", f"rest: {rest}")
         return self._source(*lines, "text: TEXT", f"TEXT: {_ANY_TEXT}")
@@ -196,8 +226,20 @@ class Calls:
         return f"<[{min(found)}]>" if found else None
 
 
+def _single(text: str, vocabulary: Vocabulary) -> int | None:
+    """The token that is spelled so, and that the model's own tokenizer would use."""
+    wanted = text.encode()
+    special = sorted(vocabulary.control_ids | vocabulary.user_defined_ids)
+    return next((i for i in special if vocabulary.token_bytes[i] == wanted), None)
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _regex(text: str) -> str:
+    """Between slashes; those inside are escaped, once."""
+    return "/" + re.sub(r"(?s)\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], text) + "/"
 
 
 def _json(schema: dict[str, Any]) -> str:
@@ -223,9 +265,6 @@ def _xml_value(schema: Any, root: dict[str, Any]) -> str:
         values = schema.get("enum", [schema["const"]] if "const" in schema else [])
         if values and all(isinstance(value, str) for value in values):
             return " | ".join(_literal(value) for value in values)
-        if schema.get("type") == "string" and isinstance(schema.get("pattern"), str):
-            pattern = schema["pattern"].removeprefix("^").removesuffix("$").replace("/", "\\/")
-            return f"/{pattern}/"
     return _json(_inside(schema, root))
 
 

@@ -35,21 +35,6 @@ UNSUPPORTED = frozenset(
         "$dynamicRef", "$recursiveRef", "x-guidance",
     }
 )  # fmt: skip
-ANNOTATIONS = frozenset(
-    {
-        "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
-        "$schema", "$id", "id", "$anchor", "$defs", "definitions", "discriminator", "contentEncoding",
-        "contentMediaType", "contentSchema", "strict", "xml", "externalDocs", "$dynamicAnchor", "$vocabulary",
-    }
-)  # fmt: skip
-ENFORCED = frozenset(
-    {
-        "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items", "prefixItems", "minItems", "maxItems",
-        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
-        "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-        "multipleOf", "uniqueItems",
-    }
-)  # fmt: skip
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")

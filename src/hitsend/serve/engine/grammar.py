@@ -11,6 +11,7 @@ to see a schema of the client's options for itself. Next: `worker.py`.
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,14 +50,17 @@ JSON_OPTIONS: Any = {
     "lenient": False,
 }
 
+_OPEN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
 _REGEX_MARKS = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 def grammar_text(source: GrammarSource) -> str:
-    """The grammar in the library's notation. It need not be a good one: see `Compiler.check`."""
+    """The grammar in the library's notation. It need not be a good one (see `Compiler.check`). Raises ValueError."""
     if source.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(json.dumps(source.value), overrides=JSON_OPTIONS)
     if source.kind == "regex":
+        if _OPEN_ESCAPE.search(source.value):
+            raise ValueError("the regex ends inside an escape")
         return LLMatcher.grammar_from_regex(source.value)
     if source.kind == "choice":
         return LLMatcher.grammar_from_regex("|".join(map(_escaped, source.value)))
@@ -105,11 +109,14 @@ class Compiler:
         self._pool: ThreadPoolExecutor | None = None
 
     def check(self, grammar: str) -> str | None:
-        """Compile it and ask for its first mask; what is wrong with it, or None."""
+        """Compile it and take its first step; what is wrong with it, or None. Keeps nothing."""
         try:
-            matcher = self.matcher(grammar)
-            if matcher.forbidden().all():
+            matcher = self._started(self._compile(grammar), lambda: None)
+            allowed = np.flatnonzero(~matcher.forbidden())
+            if not allowed.size:
                 return "nothing can match it"
+            # Where only one text is possible, and no end, the library finds out with the first token.
+            matcher.accept(int(allowed[-1]))
         except GrammarFailed as failed:
             return str(failed)
         return None
@@ -124,7 +131,7 @@ class Compiler:
         else:
             self._cache.move_to_end(key)
             compiled = found[0]
-        return LlMatcher(compiled.deep_copy(), self._num_words, self._vocab_size, lambda: self._forget(key))
+        return self._started(compiled.deep_copy(), lambda: self._forget(key))
 
     def is_ready(self, grammar: str) -> bool:
         """Whether `matcher` would not have to compile."""
@@ -140,6 +147,9 @@ class Compiler:
         """Keep what `prepare` made. Where it failed, `matcher` will say why."""
         if done.exception() is None:
             self._keep(_key(grammar), done.result(), len(grammar))
+
+    def _started(self, matcher: LLMatcher, on_failure: Callable[[], None]) -> "LlMatcher":
+        return LlMatcher(matcher, self._num_words, self._vocab_size, on_failure)
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
@@ -194,7 +204,9 @@ class LlMatcher:
             return
         self._on_failure()
         message = self._matcher.get_error()
-        is_too_complex = self._matcher.stop_reason() in {"ParserTooComplex", "LexerTooComplex"} or "too " in message
+        is_too_complex = (
+            self._matcher.stop_reason() in {"ParserTooComplex", "LexerTooComplex"} or "too " in message.lower()
+        )
         raise GrammarFailed(_first_line(message), is_too_complex=is_too_complex)
 
 
