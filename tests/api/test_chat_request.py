@@ -76,7 +76,7 @@ def raw(field: str) -> bytes:
         ('"nonsense":1', "nonsense"),
         ('"chat_template":"{{x}}"', "chat_template"),
         ('"prompt_logprobs":1', "prompt_logprobs"),
-        ('"response_format":{"type":"json_object"}', "response_format"),
+        ('"response_format":{"type":"xml"}', "response_format.type"),
         ('"modalities":["text","audio"]', "modalities"),
         ('"functions":[{"name":"f"}]', "functions"),
         ('"function_call":"auto"', "function_call"),

@@ -7,7 +7,6 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, Principal, Request, Tool, ToolCallDelta, ToolChoice
 from hitsend.serve.api import chat_request
-from hitsend.serve.api.chat_tools import needs_grammar
 from hitsend.settings import AccessSettings
 from hitsend.testing import check_stream
 from tests.edge import COMPLETED, STARTED, Edge, end
@@ -45,19 +44,10 @@ def test_tools_become_our_own_words():
     assert parse(tools=TOOLS, tool_choice="none").tool_choice == ToolChoice("none")
 
 
-def test_strictness_matters_only_where_a_call_may_be_made():
+def test_strictness_is_taken_over():
     strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
-    assert parse(tools=strict, tool_choice="none").tools[0].strict
-    with pytest.raises(InvalidRequest) as refused:
-        parse(tools=strict)
-    assert refused.value.param == "tools[0].function.strict"
-
-
-def test_what_needs_a_grammar():
-    assert needs_grammar(parse(tools=TOOLS)) is None
-    forced = Request("r", "m", (), tools=(Tool("f"),), tool_choice=ToolChoice("required", ("f",)))
-    assert needs_grammar(forced) == "tool_choice"
-    assert needs_grammar(Request("r", "m", (), thinking_token_budget=0)) == "thinking_token_budget"
+    assert parse(tools=strict).tools[0].strict
+    assert not parse(tools=TOOLS).tools[0].strict
 
 
 def test_the_size_of_all_tools_is_limited_and_told():

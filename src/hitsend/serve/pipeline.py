@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from hitsend.core.clock import Clock
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import ModelNotFound
 from hitsend.core.events import Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
@@ -19,6 +20,7 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
+from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
@@ -96,7 +98,31 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        constraint=await _constrain(request, prompt.prompt_token_ids, stages),
     )
+
+
+async def _constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:
+    """What the answer is held to once its thoughts are over, compiled once already."""
+    words, formats = stages.text.vocabulary, stages.formats
+    source = grammar_source(request, formats.tool, words)
+    return constraint_spec(
+        None if source is None else await stages.text.compile(source),
+        formats.reasoning,
+        words,
+        is_open=_is_thinking_open(request, token_ids, stages),
+        may_open=_is_thinking_wanted(request),
+        budget=request.thinking_token_budget,
+    )
+
+
+def _is_thinking_open(request: Request, token_ids: Sequence[int], stages: Stages) -> bool:
+    tail = stages.text.vocabulary.detokenize(tuple(token_ids[-_TAIL:]))
+    return is_thinking_open(request, tail, stages.formats)
+
+
+def _is_thinking_wanted(request: Request) -> bool:
+    return request.template_kwargs.get("enable_thinking") is not False
 
 
 def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:
@@ -112,16 +138,15 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
 
 
 def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assembler:
-    words, ids = stages.text.vocabulary, job.prompt_token_ids
     wanted = Wanted(
         tools=request.tools if request.tool_choice.mode != "none" else (),
         is_parallel=request.parallel_tool_calls,
-        is_thinking_open=is_thinking_open(request, words.detokenize(ids[-_TAIL:]), stages.formats),
-        is_thinking_wanted=request.template_kwargs.get("enable_thinking") is not False,
+        is_thinking_open=_is_thinking_open(request, job.prompt_token_ids, stages),
+        is_thinking_wanted=_is_thinking_wanted(request),
     )
     reader = AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
     return Assembler(
-        words,
+        stages.text.vocabulary,
         request.stop,
         want_logprobs=request.logprobs,
         index=index,

@@ -1,12 +1,13 @@
 """The text child: a process of its own in which templates run and text becomes tokens, and which may be killed.
 
-Enters: `Open`, then `Prepare` and `TokenizeText` orders on the inherited socket. Leaves: one answer to each, in order.
-Always true: it loads no weights; once it is open it can't open a file, a socket or a process any more (an audit hook
-refuses, whatever the template found); rendering and tokenising have a time limit in processor seconds that the kernel
-enforces, even inside C code, and memory has a limit too; a dead text child costs the one request that killed it.
-Next: `chat/text.py`, which starts it.
+Enters: `Open`, then orders (`Prepare`, `TokenizeText`, `CheckGrammar`) on the inherited socket. Leaves: one answer to
+each, in order. Always true: it loads no weights; once it is open it can't open a file, a socket or a process any more
+(an audit hook refuses, whatever the template found); rendering, tokenising and compiling grammars have a time limit in
+processor seconds that the kernel enforces, even inside C code, and memory has a limit too; a dead text child costs the
+one request that killed it. Next: `chat/text.py`, which starts it.
 
-    SIGPROF ends a rendering that takes too long, SIGVTALRM a tokenisation: the edge reads which it was from the signal.
+    SIGPROF ends a rendering or a grammar that takes too long, SIGVTALRM a tokenisation: the edge knows its order, and
+    reads which it was from the signal.
 """
 
 import argparse
@@ -21,9 +22,11 @@ from typing import Any
 import msgspec
 
 from hitsend.core.clock import SystemClock
-from hitsend.core.errors import ConfigError, EngineFailed, ServeError
+from hitsend.core.constraint import GrammarSource
+from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest, ServeError
 from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
+from hitsend.serve.chat.grammars import GRAMMAR_TIMEOUT_S, CheckGrammar, Grammar
 from hitsend.serve.chat.prompt import (
     Answer,
     Composer,
@@ -37,9 +40,11 @@ from hitsend.serve.chat.prompt import (
     TokenIds,
     TokenizeText,
 )
+from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer
 from hitsend.serve.engine.gguf_check import read_header
+from hitsend.serve.engine.grammar import Compiler, grammar_text
 from hitsend.serve.engine.libllama import STRIPS_LEFT, STRIPS_RIGHT, UNKNOWN, die_with_parent, open_library
 from hitsend.serve.engine.vocabulary import SPACE_PREFIX_KEY, LoadedModel
 from hitsend.serve.parent import ParentLine
@@ -104,6 +109,10 @@ class TextWorker:
             max_chars=2 * order.max_prompt_bytes,
         )
         self._tokenizer = tokenizer
+        table = self.vocabulary
+        self._compiler = Compiler(table.token_bytes, table.control_ids, table.end_ids, words.tokenize)
+        # What it imports at its first use can't be imported once the process is sealed.
+        self._compiler.check(grammar_text(GrammarSource("json_schema", {"type": "object"})))
         self._composer = Composer(self.template, tokenizer, SystemClock(), order.max_prompt_bytes)
 
     def opened(self) -> Opened:
@@ -119,9 +128,11 @@ class TextWorker:
         )
         return Opened(facts, self.vocabulary if self._order.wants_table else None)
 
-    def answer(self, order: Prepare | TokenizeText) -> Answer:
+    def answer(self, order: Prepare | TokenizeText | CheckGrammar) -> Answer:
         """Do one order. ServeErrors become the answer."""
         try:
+            if isinstance(order, CheckGrammar):
+                return self._check_grammar(order.source)
             return self._prepare(order) if isinstance(order, Prepare) else self._tokenize(order)
         except ServeError as error:
             return Refused(error.code, error.message, error.param)
@@ -141,6 +152,21 @@ class TextWorker:
                 order.text, add_special=order.add_special, parse_special=order.parse_special
             )
         return TokenIds(tuple(ids))
+
+    def _check_grammar(self, source: GrammarSource) -> Answer:
+        with _TimeLimit(signal.ITIMER_PROF, GRAMMAR_TIMEOUT_S):
+            if source.kind == "json_schema":
+                check_schema(source.value, source.param)
+            for param, schema in source.schemas:
+                check_schema(schema, param)
+            try:
+                text = grammar_text(source)
+            except ValueError as error:
+                raise InvalidRequest(f"{source.param}: {error}", param=source.param) from None
+            wrong = self._compiler.check(text)
+        if wrong is not None:
+            raise InvalidRequest(f"{source.param}: {wrong}", param=source.param)
+        return Grammar(text)
 
 
 class _TimeLimit:

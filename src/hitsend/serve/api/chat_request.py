@@ -7,7 +7,7 @@ number that libllama could choke on gets past this file. Next: `chat_limits.py`.
 
 Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
 Extensions: top_k, min_p, repetition_penalty, thinking_token_budget, chat_template_kwargs, add_generation_prompt,
-continue_final_message, and those of `sampling_fields.py`.
+continue_final_message, structured_outputs, and those of `sampling_fields.py`.
 """
 
 import re
@@ -22,14 +22,8 @@ from hitsend.core.request import Principal, Request, SamplingAsked
 from hitsend.serve.api import strict_json
 from hitsend.serve.api.chat_limits import check_limits
 from hitsend.serve.api.chat_messages import MessageIn, read_messages
-from hitsend.serve.api.chat_tools import (
-    ChoiceIn,
-    ToolIn,
-    read_choice,
-    read_tools,
-    refuse_what_needs_grammar,
-    template_arguments,
-)
+from hitsend.serve.api.chat_tools import ChoiceIn, ToolIn, read_choice, read_tools, template_arguments
+from hitsend.serve.api.output_format import read_output_format
 from hitsend.serve.api.sampling_fields import SamplingIn, check_sampling, with_extensions
 from hitsend.serve.api.wire import choose_model, read_stops
 from hitsend.settings import AccessSettings
@@ -88,6 +82,7 @@ class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True
     tool_choice: str | ChoiceIn | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     response_format: Any = None
+    structured_outputs: Any = None
     modalities: Any = None
     functions: Any = None
     function_call: Any = None
@@ -148,7 +143,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
     max_tokens = _max_tokens(wire)
     check_sampling(wire, max_tokens)
     tools = read_tools(wire.tools)
-    request = Request(
+    return Request(
         request_id=request_id,
         model=model,
         messages=read_messages(wire.messages),
@@ -177,9 +172,8 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         thinking_token_budget=wire.thinking_token_budget,
         reasoning_effort=wire.reasoning_effort,
+        output_format=read_output_format(wire.response_format, wire.structured_outputs),
     )
-    refuse_what_needs_grammar(request)
-    return request
 
 
 def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -243,8 +237,6 @@ def _check_features(wire: ChatBody) -> list[str]:
             raise InvalidRequest(f"{field} is not supported", param=field)
     if wire.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
-    if wire.response_format not in (None, {"type": "text"}):
-        raise InvalidRequest('response_format: only {"type": "text"} is supported', param="response_format")
     if wire.service_tier not in (None, "auto", "default"):
         raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
     warnings = [f"{field}: accepted without effect" for field in HABITS if getattr(wire, field) is not None]

@@ -1,8 +1,8 @@
 """Tools of a chat request: what may be called, and what has to be.
 
 Enters: `tools`, `tool_choice` and the reasoning fields as they come over the wire. Leaves: `Tool`s and a `ToolChoice`.
-Always true: names are unique and well formed, schemas are objects of bounded size, a choice names a tool that is there;
-what could only be kept by force is refused (`needs_grammar`) as long as nothing forces it. Next: `chat_messages.py`.
+Always true: names are unique and well formed, schemas are objects of bounded size, a choice names a tool that is there.
+Next: `chat_messages.py`.
 """
 
 import re
@@ -12,7 +12,7 @@ import msgspec
 
 from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import LimitCheck
-from hitsend.core.request import Request, Tool, ToolChoice
+from hitsend.core.request import Tool, ToolChoice
 from hitsend.settings import AccessSettings
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -99,24 +99,6 @@ def read_choice(choice: str | ChoiceIn | None, tools: tuple[Tool, ...]) -> ToolC
     if choice == "required":
         return ToolChoice("required")
     raise InvalidRequest("tool_choice: expected none, auto, required or a named function", param="tool_choice")
-
-
-def needs_grammar(request: Request) -> str | None:
-    """The field of the request that can only be kept by masking what is sampled; None where there is none."""
-    if request.tool_choice.mode == "required":
-        return "tool_choice"
-    if request.tool_choice.mode == "auto":
-        for index, tool in enumerate(request.tools):
-            if tool.strict:
-                return f"tools[{index}].function.strict"
-    return "thinking_token_budget" if request.thinking_token_budget is not None else None
-
-
-def refuse_what_needs_grammar(request: Request) -> None:
-    """As long as nothing enforces them. Raises InvalidRequest."""
-    field = needs_grammar(request)
-    if field is not None:
-        raise InvalidRequest(f"{field}: this value can't be enforced and is not supported", param=field)
 
 
 def template_arguments(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:

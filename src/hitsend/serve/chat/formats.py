@@ -1,7 +1,7 @@
 """How this checkpoint writes calls and thoughts, and what that means for one request.
 
 Enters: the template's source, special spellings, names, the `[[models]]` settings. Leaves: `Formats`, and requests that
-suit the checkpoint. Always true: recognising is looking for fixed words, in an order in which the more telling ones
+suit the checkpoint, or an InvalidRequest. Always true: recognising is looking for fixed words, in an order in which the more telling ones
 come first; settings win; what isn't recognised stays text, with a warning, and is never guessed from the output.
 Next: `tool_prompt.py`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable
 
 import msgspec
 
+from hitsend.core.errors import InvalidRequest
 from hitsend.core.request import Request
 from hitsend.core.tool_format import HERMES, REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
 from hitsend.serve.chat.presets import matching
@@ -86,12 +87,27 @@ def suited(request: Request, facts: TextFacts, formats: Formats) -> Request:
             has_effect = True
         if not has_effect:
             warnings.append("reasoning_effort: accepted without effect: this model's template doesn't know it")
+    if request.thinking_token_budget is not None and formats.reasoning is None:
+        warnings.append("thinking_token_budget: accepted without effect: this model doesn't think")
     if request.tools and request.tool_choice.mode != "none":
+        if formats.tool is None:
+            _refuse_force(request)
         if not facts.uses_tools:
             warnings.append("tools: this model's template doesn't know tools; they were described in a system message")
         if formats.tool is None:
             warnings.append("tools: how this model writes calls is not known; calls stay text")
     return msgspec.structs.replace(request, template_kwargs=arguments, warnings=tuple(warnings))
+
+
+def _refuse_force(request: Request) -> None:
+    """A call can only be forced in a form that is known. Raises InvalidRequest."""
+    field = "tool_choice" if request.tool_choice.mode == "required" else None
+    if field is None:
+        strict = next((index for index, tool in enumerate(request.tools) if tool.strict), None)
+        field = None if strict is None else f"tools[{strict}].function.strict"
+    if field is not None:
+        text = "how this model writes calls is not known, so none can be forced ([[models]] tool_format names it)"
+        raise InvalidRequest(f"{field}: {text}", param=field)
 
 
 def is_thinking_open(request: Request, prompt_tail: bytes, formats: Formats) -> bool:

@@ -17,6 +17,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import Rendered, Tokenized, TokenSpan
 from hitsend.core.request import Message
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.grammars import CheckGrammar, Grammar
 from hitsend.serve.chat.marks import (
     Marks,
     Spellings,
@@ -70,7 +71,7 @@ class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
     parse_special: bool = False
 
 
-Order = Open | Prepare | TokenizeText
+Order = Open | Prepare | TokenizeText | CheckGrammar
 
 
 class TextFacts(msgspec.Struct, frozen=True):
@@ -156,7 +157,7 @@ class NotOpened(msgspec.Struct, frozen=True, tag="not_opened"):
     message: str
 
 
-Answer = Opened | Prompt | TokenIds | Refused | NotOpened
+Answer = Opened | Prompt | TokenIds | Grammar | Refused | NotOpened
 
 
 def _shown(arguments: Mapping[str, Any]) -> dict[str, Any]:

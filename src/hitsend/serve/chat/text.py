@@ -7,12 +7,12 @@ and unpacks messages; an order whose caller has gone is never sent. Next: `budge
 
 import asyncio
 import contextlib
-import signal
 from collections import deque
 from pathlib import Path
 
 import msgspec
 
+from hitsend.core.constraint import GrammarSource
 from hitsend.core.errors import (
     ConfigError,
     EngineFailed,
@@ -25,6 +25,7 @@ from hitsend.core.errors import (
 )
 from hitsend.core.request import Request
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.grammars import CheckGrammar, Grammar, GrammarCache, end_reason, grammar_key
 from hitsend.serve.chat.prompt import (
     Answer,
     NotOpened,
@@ -39,7 +40,6 @@ from hitsend.serve.chat.prompt import (
     TokenizeText,
 )
 from hitsend.serve.chat.tool_prompt import offered_tools
-from hitsend.serve.chat.unbuilt import refuse_unbuilt
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.settings import ChatSettings
 
@@ -53,7 +53,8 @@ class _Job(msgspec.Struct, eq=False):
     """One order on its way."""
 
     body: bytes
-    answer: "asyncio.Future[Prompt | TokenIds]"
+    answer: "asyncio.Future[Prompt | TokenIds | Grammar]"
+    grammar: GrammarSource | None = None
 
 
 class TextChild:
@@ -77,6 +78,7 @@ class TextChild:
         self._facts: TextFacts | None = None
         self._vocabulary: Vocabulary | None = None
         self._decoder = msgspec.msgpack.Decoder(Answer)
+        self._grammars = GrammarCache()
         self.restarts = 0
 
     @property
@@ -135,7 +137,6 @@ class TextChild:
         self, request: Request, *, wants_text: bool = False, max_prompt_tokens: int | None = None
     ) -> Prompt:
         """The request's prompt. Raises InvalidRequest, EngineError (any of its three) or ServerOverloaded."""
-        refuse_unbuilt(request)
         order = Prepare(
             messages=request.messages,
             template_kwargs=request.template_kwargs,
@@ -160,6 +161,18 @@ class TextChild:
             raise EngineFailed("the text process gave another answer than was asked for")
         return answer.token_ids
 
+    async def compile(self, source: GrammarSource) -> str:
+        """The grammar's text, which compiled within the limits. Raises InvalidRequest, and as `prepare`."""
+        key = grammar_key(source)
+        found = self._grammars.get(key)
+        if found is None:
+            answer = await self._ask(CheckGrammar(source), source.param)
+            if not isinstance(answer, Grammar):
+                raise EngineFailed("the text process gave another answer than was asked for")
+            found = answer.text
+            self._grammars.put(key, found)
+        return found
+
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         """The ids that a chat request's prompt would have. Raises as `prepare`."""
         return (await self.prepare(request)).prompt_token_ids
@@ -181,7 +194,7 @@ class TextChild:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"chat.template: can't read {path}: {error}") from error
 
-    async def _ask(self, order: Prepare | TokenizeText, param: str) -> Prompt | TokenIds:
+    async def _ask(self, order: Prepare | TokenizeText | CheckGrammar, param: str) -> Prompt | TokenIds | Grammar:
         if self._is_stopping or self._opened is None:
             raise EngineUnavailable("the text process is not running")
         try:
@@ -194,7 +207,8 @@ class TextChild:
                 f"limits {MAX_WAITING} and {MAX_WAITING_BYTES}",
                 retry_after_s=1.0,
             )
-        job = _Job(body, asyncio.get_running_loop().create_future())
+        source = order.source if isinstance(order, CheckGrammar) else None
+        job = _Job(body, asyncio.get_running_loop().create_future(), source)
         self._waiting.append(job)
         self._waiting_bytes += len(body)
         self._pump()
@@ -283,7 +297,7 @@ class TextChild:
         was_open, self._is_open = self._is_open, False
         job = self._finish()
         if job is not None and not job.answer.done():
-            job.answer.set_exception(self._reason(end))
+            job.answer.set_exception(end_reason(end, self._settings, job.grammar))
         if self._opened is not None and not self._opened.done():
             words = " ".join(end.lines[-3:])
             self._opened.set_exception(EngineUnavailable(f"the text process ended at start-up ({end.how}) {words}"))
@@ -299,21 +313,6 @@ class TextChild:
         with contextlib.suppress(EngineUnavailable):
             await self._spawn()
 
-    def _reason(self, end: ChildExit) -> ServeError:
-        """Why the order in hand failed, from how the child ended."""
-        if end.signal == signal.SIGPROF:
-            limit_ms = self._settings.render_timeout_s * 1000
-            return InvalidRequest(
-                f"the chat template took longer than {limit_ms:g} ms on these messages (chat.render_timeout_s)",
-                param="messages",
-            )
-        if end.signal == signal.SIGVTALRM:
-            limit_s = self._settings.tokenize_timeout_s
-            return InvalidRequest(
-                f"tokenising took longer than {limit_s:g} s (chat.tokenize_timeout_s)", param="messages"
-            )
-        return EngineFailed(f"the text process died while it worked on this request ({end.how})")
-
     def _fail_all(self, error: ServeError) -> None:
         jobs = [*self._waiting, *([job] if (job := self._finish()) else [])]
         self._waiting.clear()
@@ -323,7 +322,7 @@ class TextChild:
                 job.answer.set_exception(type(error)(error.message, retry_after_s=error.retry_after_s))
 
 
-def _settle(job: _Job, answer: Prompt | TokenIds | Refused) -> None:
+def _settle(job: _Job, answer: Prompt | TokenIds | Grammar | Refused) -> None:
     if isinstance(answer, Refused):
         job.answer.set_exception(from_code(answer.code, answer.message, param=answer.param))
     else:

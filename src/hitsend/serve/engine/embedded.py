@@ -164,7 +164,15 @@ class EmbeddedEngine:
         if job.request_id in self._generations:
             raise InvalidRequest(f"Request id {job.request_id} is running already.")
         seeds = tuple((job.sampling.seed + choice) & _SEED_MASK for choice in range(job.n))
-        submit = Submit(job.request_id, job.prompt_token_ids, job.sampling, seeds, job.max_tokens, job.deadline_s)
+        submit = Submit(
+            job.request_id,
+            job.prompt_token_ids,
+            job.sampling,
+            seeds,
+            job.max_tokens,
+            job.deadline_s,
+            constraint=job.constraint,
+        )
         if not self._send(submit):
             raise self._unavailable()
         generation = EmbeddedGeneration(job, self._clock, self._pause_tokens, self._send)

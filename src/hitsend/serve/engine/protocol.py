@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
 from hitsend.core.request import SampledToken, SamplingParams
 from hitsend.serve.loop.messages import EngineFacts
@@ -24,6 +25,7 @@ class Job(msgspec.Struct, frozen=True):
     n: int
     max_tokens: int
     deadline_s: float
+    constraint: ConstraintSpec | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@
 Enters: one `WorkerConfig`, then commands. Leaves: `Ready` or `LoadFailed`, then reports, those of one step in one
 write. Always true: the model file is parsed here and nowhere near the edge; a `Pulse` goes out at least once a second
 while the process is healthy (between the calls of a long step too), and never when a step hangs; the process ends
-with the edge, dumps no core and leaves Ctrl-C and SIGTERM to the edge. Next: `libllama.py`.
+with the edge, dumps no core and leaves Ctrl-C and SIGTERM to the edge. Next: `loading.py`.
 """
 
 import gc
@@ -14,20 +14,18 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 
 import msgspec
 
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
-from hitsend.serve.engine.libllama import die_with_parent, open_library
-from hitsend.serve.engine.llama_decoder import LlamaDecoder
-from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.grammar import Compiler
+from hitsend.serve.engine.grammar_gate import LOOK_S, GrammarGate
+from hitsend.serve.engine.libllama import die_with_parent
+from hitsend.serve.engine.loading import load
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, command_decoder, config_decoder, encode
-from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import DecoderFailed
-from hitsend.serve.loop.messages import Done, EngineFacts, Ready, Report, Shutdown
+from hitsend.serve.loop.messages import Done, Ready, Report, Shutdown
 from hitsend.serve.loop.scheduler import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.serve.parent import ParentLine
@@ -54,14 +52,14 @@ def main(arguments: list[str]) -> int:
         return 0
     clock = SystemClock()
     try:
-        decoder, facts = load(config, clock)
+        decoder, facts, compiler = load(config, clock)
     except ConfigError as failure:
         line.send(encode(LoadFailed(str(failure))))
         line.drain(_DRAIN_S)
         return 1
     settings = config.settings
     limits = LoopLimits(settings.step_tokens, settings.reserve_tokens, settings.max_waiting, settings.check_every_step)
-    driver = Driver(line, Loop(decoder, limits, clock), clock)
+    driver = Driver(line, Loop(decoder, limits, clock, compiler), clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))
     gc.collect()
@@ -78,9 +76,10 @@ def main(arguments: list[str]) -> int:
 class Driver:
     """Commands in, steps, reports out. Never waits longer than a pulse's interval."""
 
-    def __init__(self, line: ParentLine, loop: Loop, clock: Clock) -> None:
+    def __init__(self, line: ParentLine, loop: Loop, clock: Clock, compiler: Compiler) -> None:
         self._line = line
         self._loop = loop
+        self._gate = GrammarGate(compiler, loop.handle)
         self._clock = clock
         self._pulse_at = -math.inf
 
@@ -89,7 +88,8 @@ class Driver:
         while not self._line.is_closed:
             is_busy = self._loop.has_work and self._line.unsent_bytes < MAX_UNSENT_BYTES
             pause_s = 0.0 if is_busy else max(0.0, self._pulse_at + PULSE_S - self._clock.now())
-            is_last = self._take(self._line.receive(pause_s))
+            is_last = self._take(self._line.receive(pause_s if self._gate.is_empty else min(pause_s, LOOK_S)))
+            self._gate.let_pass()
             if self._loop.has_work and (is_last or self._line.unsent_bytes < MAX_UNSENT_BYTES):
                 self._send(self._loop.step())
             elif self._clock.now() >= self._pulse_at + PULSE_S:
@@ -108,7 +108,7 @@ class Driver:
         """Apply commands; True after `Shutdown`."""
         for body in bodies:
             command = command_decoder.decode(body)
-            self._loop.handle(command)
+            self._gate.handle(command)
             if isinstance(command, Shutdown):
                 return True
         return False
@@ -121,60 +121,6 @@ class Driver:
             self._pulse_at = now
             reports = [self._loop.pulse(), *reports]
         self._line.send_all(encode(report) for report in reports)
-
-
-def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts]:
-    """Judge the file, load it, make room for its sequences, warm up. Raises ConfigError."""
-    settings, path = config.settings, config.model_path
-    header = read_header(path)
-    shape = memory_shape(header)
-    plan = plan_cells(shape, settings)
-    library = open_library(settings.libllama)
-    model = LoadedModel(library, path)
-    if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
-        raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
-    num_threads = settings.num_threads or num_cores()
-    decoder = LlamaDecoder(
-        model,
-        plan,
-        clock,
-        step_tokens=settings.step_tokens,
-        num_threads=num_threads,
-        is_unified=settings.kv_mode == "unified",
-    )
-    decoder.warm_up()
-    facts = EngineFacts(
-        model=config.name,
-        architecture=header.architecture,
-        library=library.name,
-        vocab_size=decoder.vocab_size,
-        context_train=shape.context_train,
-        num_slots=decoder.num_slots,
-        num_cells=decoder.num_cells,
-        cells_per_slot=decoder.cells_per_slot,
-        kv_mode=settings.kv_mode,
-        kv_bytes_per_cell=shape.kv_bytes_per_cell,
-        state_bytes_per_slot=shape.state_bytes_per_slot,
-        weights_bytes=library.llama_model_size(model.handle),
-        num_threads=num_threads,
-        is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
-        metadata=dict(model.metadata),
-    )
-    return decoder, facts
-
-
-def num_cores() -> int:
-    """Cores that this process may really use: its affinity, and its control group's quota where there is one."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max")) or cores))
-
-
-def _quota(file: Path) -> int | None:
-    try:
-        quota, period = file.read_text().split()
-        return math.ceil(int(quota) / int(period))
-    except (OSError, ValueError):
-        return None
 
 
 def _first_message(line: ParentLine) -> WorkerConfig | None:

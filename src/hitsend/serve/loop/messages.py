@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams
@@ -28,6 +29,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     max_tokens: int
     deadline_s: float
     priority: int = 0
+    constraint: ConstraintSpec | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -190,10 +192,11 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return f"The prompt has tokens from {min(prompt)} to {max(prompt)}; the vocabulary ends at {vocab_size - 1}."
     if submit.max_tokens < 1:
         return f"max_tokens is {submit.max_tokens}; it has to be at least 1."
-    sampling = submit.sampling
+    sampling, spec = submit.sampling, submit.constraint or ConstraintSpec()
     for field, ids in (
         ("logit_bias", [i for i, _ in sampling.logit_bias]),
         ("stop_token_ids", sampling.stop_token_ids),
+        ("constraint", (*spec.opens_with, *(spec.starts_after or ()))),
     ):
         outside = [token for token in ids if not 0 <= token < vocab_size]
         if outside:

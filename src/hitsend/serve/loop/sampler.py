@@ -1,6 +1,7 @@
 """From a row of logits to one token.
 
-Order, for every token: tokens that may not come yet (`min_tokens`, `ignore_eos`); logit_bias; penalties (repetition
+Order, for every token: the grammar's mask (`grammar.py`), under which a forbidden token stays at -inf; tokens that may
+not come yet (`min_tokens`, `ignore_eos`; a grammar that leaves nothing else wins); logit_bias; penalties (repetition
 over prompt and output, then presence and frequency over the output only, as OpenAI defines them); DRY; temperature;
 top_k; typical_p; top_p (within what these left); min_p (relative to the best of it); XTC; one draw. Log-probabilities
 are those of the raw logits, before all of this. Tokens tied with the last one that a filter keeps are kept too. A
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from hitsend.core.request import SampledToken, SamplingParams, TokenLogprob
 from hitsend.serve.loop.filters import Repeats, without_atypical, without_top_choices
+from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.rows import Counts, Ids, Row, draw_place, largest, nucleus_edge, weigh
 
 MIN_TEMPERATURE = 1e-5
@@ -41,11 +43,13 @@ class Sampler:
         seed: int,
         prompt_token_ids: Iterable[int],
         *,
+        constraint: Constraint | None = None,
         end_token_ids: frozenset[int] = frozenset(),
         breaker_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`breaker_ids`: the tokens over which DRY follows no repeat."""
         self.params = params
+        self._constraint = constraint
         self._generator = np.random.Generator(np.random.PCG64(seed % _SEED_RANGE))
         self._bias_ids = np.array([token for token, _ in params.logit_bias], dtype=np.intp)
         self._bias = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
@@ -64,7 +68,8 @@ class Sampler:
     @property
     def is_argmax(self) -> bool:
         """Whether the answer is the row's argmax and nothing else is asked."""
-        return self._is_greedy and not self._edits and not len(self._banned) and not self.params.logprobs
+        is_free = not self._edits and not len(self._banned) and self._constraint is None
+        return self._is_greedy and is_free and not self.params.logprobs
 
     def note(self, token_id: int) -> None:
         """A token was added to the output."""
@@ -78,8 +83,12 @@ class Sampler:
     def choose(self, row: Row) -> SampledToken | None:
         """The next token; None if the logits (as given, or after the edits) have no finite maximum. Changes `row`."""
         raw = row.copy() if self.params.logprobs else None
+        if self._constraint is not None:
+            self._constraint.restrict(row)
+            if self._constraint.failure is not None:
+                return None
         if len(self._banned):
-            row[self._banned] = -np.inf
+            self._ban(row)
         if self._edits:
             self._edit(row)
         best = int(row.argmax())
@@ -96,6 +105,12 @@ class Sampler:
         if self._num_noted < self.params.min_tokens:
             ids = self._ends | frozenset(self.params.stop_token_ids)
         return np.array(sorted(ids), dtype=np.intp)
+
+    def _ban(self, row: Row) -> None:
+        allowed = row[self._banned]
+        row[self._banned] = -np.inf
+        if self._constraint is not None and not math.isfinite(row.max()):
+            row[self._banned] = allowed  # the grammar is at its end: nothing but an end can follow
 
     def _edit(self, row: Row) -> None:
         params = self.params

@@ -6,6 +6,7 @@ running. Next: `kv.py`.
 """
 
 from hitsend.core.lifecycle import State, advance
+from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
 from hitsend.serve.loop.sampler import Sampler
 
@@ -22,6 +23,7 @@ class Sequence:
         "admitted_at",
         "arrival",
         "choice",
+        "constraint",
         "deadline_at",
         "deadline_s",
         "ends",
@@ -47,6 +49,7 @@ class Sequence:
         arrival: int,
         at: float,
         *,
+        constraint: Constraint | None = None,
         end_token_ids: frozenset[int] = frozenset(),
         breaker_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -63,10 +66,12 @@ class Sequence:
         self.num_prompt_tokens_computed = 0
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
+        self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,
             submit.seeds[choice],
             submit.prompt_token_ids,
+            constraint=constraint,
             end_token_ids=end_token_ids,
             breaker_ids=breaker_ids,
         )
@@ -155,6 +160,8 @@ class Sequence:
         """A sampled token becomes known."""
         self.token_ids.append(token_id)
         self.sampler.note(token_id)
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
 
     def end(self, state: State) -> None:
         """It is over; whoever calls gives slot and cells back."""

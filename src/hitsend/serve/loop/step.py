@@ -29,6 +29,7 @@ from hitsend.core.request import SampledToken
 from hitsend.serve.loop.batch import build_batch
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
+from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
     Abort,
@@ -60,8 +61,9 @@ _ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELL
 class Loop:
     """The state of one engine between two steps. `cells` in reports are held cells: filled ones and reserves."""
 
-    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock) -> None:
+    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock, grammars: Grammars | None = None) -> None:
         self._decoder = decoder
+        self._grammars = grammars
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
@@ -155,15 +157,16 @@ class Loop:
             return
         now = self._clock.now()
         error = self._refusal(submit)
+        sequences: list[Sequence] = []
+        if error is None:
+            try:
+                sequences = [self._new_sequence(submit, choice, now) for choice in range(len(submit.seeds))]
+            except GrammarFailed as failed:
+                error = failed.as_error()
         if error is not None:
             choices = range(len(submit.seeds))
             self._outbox.extend(refused(submit.request_id, choice, now, error) for choice in choices)
             return
-        ends, breakers = self._decoder.end_token_ids, self._breaker_ids(submit)
-        sequences = [
-            Sequence(submit, choice, self._arrivals + choice, now, end_token_ids=ends, breaker_ids=breakers)
-            for choice in range(len(submit.seeds))
-        ]
         self._arrivals += len(sequences)
         self._live[submit.request_id] = sequences
         for sequence in sequences:
@@ -178,6 +181,18 @@ class Loop:
             return frozenset()
         self._breakers = self._breakers or Breakers(self._decoder.token_bytes)
         return self._decoder.end_token_ids | self._breakers.find(submit.sampling.dry_sequence_breakers)
+
+    def _new_sequence(self, submit: Submit, choice: int, now: float) -> Sequence:
+        ends = self._decoder.end_token_ids
+        return Sequence(
+            submit,
+            choice,
+            self._arrivals + choice,
+            now,
+            constraint=constraint_for(submit.constraint, self._grammars, ends),
+            end_token_ids=ends,
+            breaker_ids=self._breaker_ids(submit),
+        )
 
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
@@ -304,16 +319,22 @@ class Loop:
 
     def _accept(self, sequence: Sequence, token: SampledToken | None, done: list[Done]) -> tuple[SampledToken, ...]:
         """Add the token, or end the sequence; returns what belongs into its output."""
+        constraint = sequence.constraint
         if token is None:
-            error = EngineFailed("The model's logits are not numbers.")
-            done.append(self._end(sequence, FinishReason.ERROR, error))
+            failure = constraint.failure if constraint else None
+            failure = failure or EngineFailed("The model's logits are not numbers.")
+            done.append(self._end(sequence, FinishReason.ERROR, failure))
             return ()
         if token.token_id in sequence.ends:
             done.append(self._end(sequence, FinishReason.STOP))
             return ()
         sequence.append(token.token_id)
         is_full = len(sequence.token_ids) >= self._kv.max_sequence_tokens
-        if is_full or sequence.num_output_tokens >= sequence.max_tokens:
+        if constraint is not None and constraint.failure is not None:
+            done.append(self._end(sequence, FinishReason.ERROR, constraint.failure))
+        elif constraint is not None and constraint.is_complete:
+            done.append(self._end(sequence, FinishReason.STOP))
+        elif is_full or sequence.num_output_tokens >= sequence.max_tokens:
             done.append(self._end(sequence, FinishReason.LENGTH))
         return (token,)
 

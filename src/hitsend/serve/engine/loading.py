@@ -1,0 +1,82 @@
+"""What the engine's child does before its first step: judge the file, load it, make room, look at the machine.
+
+Enters: a `WorkerConfig`. Leaves: a `LlamaDecoder`, its `EngineFacts`, a `Compiler` over its words. Always true: a file
+that can't work is a ConfigError with a reason, raised before anything is allocated for it. Next: `libllama.py`.
+"""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.gguf_check import read_header
+from hitsend.serve.engine.grammar import Compiler
+from hitsend.serve.engine.libllama import UNKNOWN, open_library
+from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.messages import EngineFacts
+
+
+def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts, Compiler]:
+    """Judge the file, load it, make room for its sequences, warm up. Raises ConfigError."""
+    settings, path = config.settings, config.model_path
+    header = read_header(path)
+    shape = memory_shape(header)
+    plan = plan_cells(shape, settings)
+    library = open_library(settings.libllama)
+    model = LoadedModel(library, path)
+    if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
+        raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
+    num_threads = settings.num_threads or num_cores()
+    decoder = LlamaDecoder(
+        model,
+        plan,
+        clock,
+        step_tokens=settings.step_tokens,
+        num_threads=num_threads,
+        is_unified=settings.kv_mode == "unified",
+    )
+    decoder.warm_up()
+    facts = EngineFacts(
+        model=config.name,
+        architecture=header.architecture,
+        library=library.name,
+        vocab_size=decoder.vocab_size,
+        context_train=shape.context_train,
+        num_slots=decoder.num_slots,
+        num_cells=decoder.num_cells,
+        cells_per_slot=decoder.cells_per_slot,
+        kv_mode=settings.kv_mode,
+        kv_bytes_per_cell=shape.kv_bytes_per_cell,
+        state_bytes_per_slot=shape.state_bytes_per_slot,
+        weights_bytes=library.llama_model_size(model.handle),
+        num_threads=num_threads,
+        is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
+        metadata=dict(model.metadata),
+    )
+    return decoder, facts, compiler_for(model)
+
+
+def compiler_for(model: LoadedModel) -> Compiler:
+    """Grammars over this model's words."""
+    words = model.vocabulary
+    control = words.control | words.with_attribute(UNKNOWN)
+    return Compiler(words.token_bytes(), control, words.eog, words.tokenize)
+
+
+def num_cores() -> int:
+    """Cores that this process may really use: its affinity, and its control group's quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(cores, _quota(Path("/sys/fs/cgroup/cpu.max")) or cores))
+
+
+def _quota(file: Path) -> int | None:
+    try:
+        quota, period = file.read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return None
