@@ -1,8 +1,9 @@
 """How this checkpoint writes calls and thoughts, and what that means for one request.
 
 Enters: the template's source, special spellings, names, the `[[models]]` settings. Leaves: `Formats`, and requests that
-suit the checkpoint, or an InvalidRequest. Always true: recognising is looking for fixed words, in an order in which the more telling ones
-come first; settings win; what isn't recognised stays text, with a warning, and is never guessed from the output.
+suit the checkpoint, or an InvalidRequest. Always true: recognising is looking for fixed words, in an order in which the
+more telling ones come first; settings win; what isn't recognised stays text, with a warning, and is never guessed from
+the output.
 Next: `tool_prompt.py`.
 """
 
