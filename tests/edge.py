@@ -52,7 +52,7 @@ class ScriptedPipeline:
 
     def __call__(self, request: Request, flight: Flight) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
-        choices = (piece for index in range(request.n) for piece in (text("hi", index), end(index)))
+        choices = (piece for index in range(request.num_choices) for piece in (text("hi", index), end(index)))
         usual = (STARTED, *choices, COMPLETED)
         return self._run(flight, self.script or usual)
 

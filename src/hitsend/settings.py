@@ -65,6 +65,10 @@ class AccessSettings(Section, frozen=True):
     max_stop_chars: Positive = 256
     max_n: Positive = 8
     """Choices."""
+    max_prompts: Positive = 16
+    """Prompts of one request to /v1/completions."""
+    max_inputs: Positive = 256
+    """Texts of one request to /v1/embeddings."""
     max_tokens: Positive = 32768
     """Highest `max_tokens` that may be asked for."""
     max_json_depth: Positive = 64

@@ -100,7 +100,11 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One chat request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect."""
+    """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
+
+    `prompts` stand in for `messages` where the caller wrote the whole prompt: each a text or token ids, each answered
+    by `n` choices. Choice i belongs to prompt i // n.
+    """
 
     request_id: str
     model: str
@@ -126,6 +130,12 @@ class Request(msgspec.Struct, frozen=True):
     parallel_tool_calls: bool = True
     output_format: OutputFormat | None = None
     thinking_token_budget: int | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def num_choices(self) -> int:
+        """Over all prompts."""
+        return self.n * max(1, len(self.prompts))
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -217,7 +217,7 @@ class _Stream:
         self._unfinished.remove(delta.index)
         if delta.matched_stop is not None:
             self._matched[delta.index] = delta.matched_stop
-        ending = ChunkChoice(delta.index, DeltaOut(), finish_reason=_wire_reason(delta.finish_reason))
+        ending = ChunkChoice(delta.index, DeltaOut(), finish_reason=wire_reason(delta.finish_reason))
         if self._unfinished:
             return frames + self._frame(ending)
         self._last = ending
@@ -227,10 +227,10 @@ class _Stream:
         if self._last is None:
             raise IncompleteAnswer(f"{len(self._unfinished)} choices have no end")
         matched = tuple(self._matched.get(index) for index in range(self._request.n))
-        extension = _extension(self._request, completed, matched)
+        more = extension(self._request, completed, matched)
         if not self._request.include_usage:
-            return self._frame(self._last, hitsend=extension) + sse.DONE
-        return self._frame(self._last) + self._frame(usage=_usage(completed.usage), hitsend=extension) + sse.DONE
+            return self._frame(self._last, hitsend=more) + sse.DONE
+        return self._frame(self._last) + self._frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
 
     def _frame(
         self, *choices: ChunkChoice, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
@@ -274,15 +274,15 @@ def _completion(
             raise IncompleteAnswer(f"choice {index} has no end")
         logprobs = _logprobs(choice.logprobs) if request.logprobs else None
         message = MessageOut("".join(choice.texts))
-        choices.append(Choice(index, message, logprobs, _wire_reason(choice.reason)))
+        choices.append(Choice(index, message, logprobs, wire_reason(choice.reason)))
     return ChatCompletion(
         id=_id(request),
         created=started.created,
         model=started.model,
         system_fingerprint=started.system_fingerprint,
         choices=tuple(choices),
-        usage=_usage(completed.usage),
-        hitsend=_extension(request, completed, tuple(choice.matched for choice in collected)),
+        usage=usage_out(completed.usage),
+        hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
     )
 
 
@@ -290,13 +290,15 @@ def _id(request: Request) -> str:
     return f"chatcmpl-{request.request_id}"
 
 
-def _wire_reason(reason: FinishReason) -> FinishReason:
+def wire_reason(reason: FinishReason) -> FinishReason:
+    """The reason, if it is an end that clients know. Raises IncompleteAnswer."""
     if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         raise IncompleteAnswer(f"{reason} is no end of an answer: it should have been raised")
     return reason
 
 
-def _usage(usage: Usage) -> UsageOut:
+def usage_out(usage: Usage) -> UsageOut:
+    """As the wire has it."""
     return UsageOut(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -306,7 +308,8 @@ def _usage(usage: Usage) -> UsageOut:
     )
 
 
-def _extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
+def extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
+    """Our own object; `matched` has one entry per choice."""
     return Extension(
         request_id=request.request_id,
         cost_microusd=completed.cost_microusd,

@@ -47,36 +47,52 @@ class Budget(msgspec.Struct, frozen=True):
 
     def fit(self, request: Request, prompt: Prompt, facts: EngineFacts) -> Fitted:
         """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
+        return self.fit_tokens(request, prompt.num_tokens, facts)
+
+    def fit_tokens(self, request: Request, num_prompt_tokens: int, facts: EngineFacts) -> Fitted:
+        """As `fit`, for a prompt of so many tokens."""
         context = facts.cells_per_slot
         max_tokens = allowed_output(
-            request.max_tokens, num_prompt_tokens=prompt.num_tokens, context=context, ceiling=self.ceiling
+            request.max_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            context=context,
+            ceiling=self.ceiling,
+            param="prompt" if request.prompts else "messages",
         )
         _check_bias(request, facts.vocab_size)
         sampling, sources = resolve_sampling(request, self.defaults, self.draw)
         checks = (
-            LimitCheck("prompt_tokens", prompt.num_tokens, context - 1),
-            LimitCheck("prompt_and_max_tokens", prompt.num_tokens + max_tokens, context),
+            LimitCheck("prompt_tokens", num_prompt_tokens, context - 1),
+            LimitCheck("prompt_and_max_tokens", num_prompt_tokens + max_tokens, context),
         )
         return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)
 
 
-def allowed_output(max_tokens: int | None, *, num_prompt_tokens: int, context: int, ceiling: int | None = None) -> int:
-    """How many tokens each choice may have. Raises ContextLengthExceeded."""
+def allowed_output(
+    max_tokens: int | None,
+    *,
+    num_prompt_tokens: int,
+    context: int,
+    ceiling: int | None = None,
+    param: str = "messages",
+) -> int:
+    """How many tokens each choice may have. Raises ContextLengthExceeded, which names `param`."""
+    made = f"the {param} makes" if param == "prompt" else f"the {param} make"
     left = context - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"the messages make {num_prompt_tokens} tokens; this model's context is {context} tokens, of which at "
-            "least one must stay free for the answer. Shorten the messages; nothing is cut off.",
-            param="messages",
+            f"{made} {num_prompt_tokens} tokens; this model's context is {context} tokens, of which at "
+            f"least one must stay free for the answer. Shorten the {param}; nothing is cut off.",
+            param=param,
         )
     if max_tokens is None:
         return left if ceiling is None else min(left, ceiling)
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"the messages make {num_prompt_tokens} tokens and {max_tokens} are asked for the answer, "
+            f"{made} {num_prompt_tokens} tokens and {max_tokens} are asked for the answer, "
             f"{num_prompt_tokens + max_tokens} together; this model's context is {context} tokens. "
-            f"At most {left} tokens of answer fit behind these messages.",
-            param="messages",
+            f"At most {left} tokens of answer fit behind the {param}.",
+            param=param,
         )
     return max_tokens
 
