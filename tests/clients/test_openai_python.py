@@ -121,6 +121,7 @@ def test_extra_fields_pass_and_are_checked(client: openai.OpenAI, served: Served
 )
 def test_errors_name_the_field(client: openai.OpenAI, served: Served, fields: dict[str, object], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
+        # fields that the client's own types would refuse, on purpose
         client.chat.completions.create(model=served.model, messages=QUESTION, **fields)  # type: ignore[call-overload]
     assert refused.value.param is not None
     assert refused.value.param.startswith(param)

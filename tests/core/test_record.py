@@ -89,3 +89,16 @@ def test_a_pause_is_the_clients_time() -> None:
     clock.at = 100.061
     flight.close()
     assert flight.segments()["client_wait"] == pytest.approx(20)
+
+
+def test_events_that_are_read_late_belong_to_the_record_but_not_to_the_state() -> None:
+    clock = HandClock()
+    flight = Flight("req_1", clock)
+    flight.record(ev.Fitted(10, (), SamplingParams(), {}))
+    flight.record(ev.Reserved("h", 5, 10, 0, "p"))
+    flight.fail(ClientGone("the client hung up"))
+    flight.record(ev.Queued(100.010, 1, 0))
+    flight.record(ev.Admitted(100.020, 0, 0, 1000, 69))
+    flight.record(ev.Released(100.030, 0))
+    assert flight.state is State.CANCELLED
+    assert [type(event) for event in flight.events()][-3:] == [ev.Queued, ev.Admitted, ev.Released]

@@ -221,8 +221,9 @@ async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(
             assert engine.state().restarts == round_ + 1
             if round_ == 0:
                 before, tasks = descriptors(), len(asyncio.all_tasks())
-        assert descriptors() == before
-        assert len(asyncio.all_tasks()) == tasks
+        # the last dead child's watcher may still be on its way out
+        await until(lambda: len(asyncio.all_tasks()) <= tasks, lambda: asyncio.sleep(0.01))
+        assert descriptors() <= before
         assert len(pids) == 20
         assert len(ids(await collect(engine.generate(job("last"))))) > 0
 

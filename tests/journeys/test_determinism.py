@@ -14,7 +14,7 @@ QUESTION = "Write a short poem about the sea."
 
 
 def test_alone_and_in_a_full_batch(served: Served) -> None:
-    """One seed gives one answer; see docs/determinism.md for what libllama's arithmetic promises."""
+    """One seed gives one answer; see docs/behaviour.md for what libllama's arithmetic promises."""
     alone = [served.chat(QUESTION, **ASKED)["choices"][0]["message"]["content"] for _ in range(2)]
     assert alone[0] == alone[1]
     with ThreadPoolExecutor(8) as pool:

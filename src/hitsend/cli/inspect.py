@@ -47,22 +47,23 @@ async def _get(url: str, key: str | None, path: str) -> Any:
 def listed(requests: list[dict[str, Any]]) -> Table:
     """One line per request, newest first, as the server orders them."""
     table = Table(box=None, pad_edge=False)
-    for name in ("received", "request", "model", "state", "finish"):
-        table.add_column(name, no_wrap=name == "request", overflow="fold")  # an id that is cut can't be asked for
-    for name in ("in", "out", "ms", "cost"):
-        table.add_column(name, justify="right")
+    table.add_column("at", no_wrap=True, min_width=8)
+    table.add_column("request", no_wrap=True, min_width=28)  # an id that is cut can't be asked for
+    table.add_column("ended", no_wrap=True, min_width=6)
+    for name, width in (("in", 4), ("out", 4), ("ms", 5), ("cost", 9)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    table.add_column("model", no_wrap=True, overflow="ellipsis")
     for request in requests:
         received = datetime.fromtimestamp(request["received_at"]).astimezone()
         cells = [
             f"{received:%H:%M:%S}",
             request["request_id"],
-            request["model"] or "",
-            request["state"],
-            request["finish_reason"] or "",
+            request["finish_reason"] or request["state"],
             str(request["usage"]["prompt_tokens"]),
             str(request["usage"]["completion_tokens"]),
             f"{request['wall_ms']:.0f}",
             money(request["cost_microusd"]),
+            request["model"] or "",
         ]
         table.add_row(*(Text(cell) for cell in cells))
     return table

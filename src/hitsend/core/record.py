@@ -200,24 +200,29 @@ class Flight:
     def _on_tokenized(self, event: ev.Tokenized) -> None:
         self._timeline.add("tokenize", event.started_at, event.ended_at)
 
+    def _follow(self, state: State) -> None:
+        """What an event says of the state; events read after the end (the engine's come late) change nothing."""
+        if self.state not in ENDED:
+            self.enter(state)
+
     def _on_fitted(self, _: ev.Fitted) -> None:
-        self.enter(State.PREPARED)
+        self._follow(State.PREPARED)
 
     def _on_reserved(self, _: ev.Reserved) -> None:
-        self.enter(State.RESERVED)
+        self._follow(State.RESERVED)
 
     def _on_routed(self, event: ev.Routed) -> None:
         self.engine = event.engine
 
     def _on_queued(self, event: ev.Queued) -> None:
-        self.enter(State.WAITING)
+        self._follow(State.WAITING)
         self._waiting_since = event.at
 
     def _on_admitted(self, _: ev.Admitted) -> None:
-        self.enter(State.RUNNING)
+        self._follow(State.RUNNING)
 
     def _on_preempted(self, event: ev.Preempted) -> None:
-        self.enter(State.PREEMPTED)
+        self._follow(State.PREEMPTED)
         self._waiting_since = event.at
 
     def _on_paused(self, event: ev.Paused) -> None:

@@ -66,12 +66,12 @@ class Account:
     ) -> None:
         """Settle with what was really computed. By now the generation has been closed: its counts are final."""
         assert self._hold is not None
-        await self._read_the_rest()
         outcome, reason = self._ending(error)
         metered = self._metered(outcome)
         started_at = self._clock.now()
         settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
-        writing = self._ledger.settle(self._hold, settlement)
+        writing = self._ledger.settle(self._hold, settlement)  # first of all: from here on nothing can lose it
+        await self._read_the_rest()
         cost = cost_microusd(self._request.price, metered.usage)
         self._note_choices(reason)
         self._flight.usage = metered.usage

@@ -14,6 +14,8 @@ Next: `../usage/`.
 """
 
 import asyncio
+import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -22,6 +24,8 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, DeadlineExceeded, Ended, ServeError, ShuttingDown
 from hitsend.serve.stream import sse
 from hitsend.settings import StreamSettings
+
+logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -234,7 +238,9 @@ async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             interrupted = error
     for task in tasks:
-        if not task.cancelled():
-            task.exception()
+        broke = None if task.cancelled() else task.exception()
+        if broke is not None and not isinstance(broke, ServeError | OSError):
+            stack = "".join(traceback.format_tb(broke.__traceback__))  # without its text, which may hold a prompt's
+            logger.error("an ended request's work or clean-up broke: %s\n%s", type(broke).__name__, stack)
     if interrupted is not None:
         raise interrupted
