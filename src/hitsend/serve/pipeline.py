@@ -20,7 +20,8 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
-from hitsend.serve.chat.completion import prepare_prompts
+from hitsend.serve.chat.completion import Prompts, prepare_prompts
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
 from hitsend.serve.engine.several import generate_all, job_of_all
@@ -72,28 +73,24 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
 
 async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> tuple[Job, ...]:
     """Messages become ids, and ids a job that fits; one job per prompt where the caller wrote prompts."""
+    context, keep_text = engine.facts.cells_per_slot, flight.keep_text
     if request.prompts:
-        ready = await prepare_prompts(request, stages.text, stages.clock)
-        flight.record(ready.tokenized(keep_ids=flight.keep_text))
-        fitted = stages.budget.fit_tokens(request, ready.longest, engine.facts)
-        flight.record(fitted)
-        return tuple(_job(request, ids, fitted, stages, index) for index, ids in enumerate(ready.token_ids))
-    context = engine.facts.cells_per_slot
-    prompt = await stages.text.prepare(request, wants_text=flight.keep_text, max_prompt_tokens=context)
-    flight.record(prompt.rendered(request.template_kwargs))
+        prompt: Prompt | Prompts = await prepare_prompts(request, stages.text, stages.clock, keep_ids=keep_text)
+    else:
+        prompt = await stages.text.prepare(request, wants_text=keep_text, max_prompt_tokens=context)
+        flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
     fitted = stages.budget.fit(request, prompt, engine.facts)
     flight.record(fitted)
-    return (_job(request, prompt.prompt_token_ids, fitted, stages),)
+    return tuple(_job(request, ids, fitted, stages, index) for index, ids in enumerate(prompt.every))
 
 
-def _job(request: Request, ids: tuple[int, ...], fitted: Fitted, stages: Stages, index: int = 0) -> Job:
-    """The job of prompt number `index`. Its first choice is number index * n of the request."""
-    first_seed = fitted.sampling.seed + index * request.n
+def _job(request: Request, ids: tuple[int, ...], fitted: Fitted, stages: Stages, index: int) -> Job:
+    """The job of prompt number `index`, whose first choice is number index * n of the request."""
     return Job(
         request_id=request.request_id if index == 0 else f"{request.request_id}/{index}",
         prompt_token_ids=ids,
-        sampling=msgspec.structs.replace(fitted.sampling, seed=first_seed),
+        sampling=msgspec.structs.replace(fitted.sampling, seed=fitted.sampling.seed + index * request.n),
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,

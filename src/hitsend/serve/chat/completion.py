@@ -32,30 +32,31 @@ class TextToIds(Protocol):
 class Prompts(msgspec.Struct, frozen=True):
     """The ids of every prompt, in order. Instants are `Clock.now()` seconds."""
 
-    token_ids: tuple[tuple[int, ...], ...]
+    every: tuple[tuple[int, ...], ...]
     num_control_tokens: int
     started_at: float
     ended_at: float
+    keep_ids: bool = False
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest one: if it fits, they all do."""
-        return max(map(len, self.token_ids))
+    def num_tokens(self) -> int:
+        """Of the longest one: if it fits, they all do."""
+        return max(map(len, self.every))
 
-    def tokenized(self, *, keep_ids: bool) -> Tokenized:
-        """The event, over all prompts together."""
-        joined = tuple(token for ids in self.token_ids for token in ids)
+    def tokenized(self) -> Tokenized:
+        """The event, over all prompts together; the ids are in it only where text is captured."""
+        joined = tuple(token for ids in self.every for token in ids)
         return Tokenized(
             started_at=self.started_at,
             ended_at=self.ended_at,
             num_tokens=len(joined),
             num_control_tokens=self.num_control_tokens,
             spans=(),
-            prompt_token_ids=joined if keep_ids else None,
+            prompt_token_ids=joined if self.keep_ids else None,
         )
 
 
-async def prepare_prompts(request: Request, text: TextToIds, clock: Clock) -> Prompts:
+async def prepare_prompts(request: Request, text: TextToIds, clock: Clock, *, keep_ids: bool) -> Prompts:
     """The prompts as ids. Raises InvalidRequest and what tokenising raises."""
     started_at = clock.now()
     vocabulary = text.vocabulary
@@ -71,7 +72,7 @@ async def prepare_prompts(request: Request, text: TextToIds, clock: Clock) -> Pr
             raise InvalidRequest(f"{where} makes no tokens: there is nothing to go on from", param=where)
         found.append(ids)
     control = sum(token in vocabulary.control_ids for ids in found for token in ids)
-    return Prompts(tuple(found), control, started_at, clock.now())
+    return Prompts(tuple(found), control, started_at, clock.now(), keep_ids)
 
 
 def _check_ids(ids: tuple[int, ...], size: int, where: str) -> None:
