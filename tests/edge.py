@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import InvalidApiKey
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
@@ -154,6 +156,7 @@ class Edge:
     ) -> None:
         self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
+        self.embedded: list[EmbeddingRequest] = []
         self.answers: list[tuple[str, int]] = []
         self.services = Services(
             clock=SystemClock(),
@@ -170,9 +173,18 @@ class Edge:
             health=lambda: health or Health(is_healthy=True, is_ready=True),
             render_metrics=lambda: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
+            embed=self._embed,
+            embedding_model=ServedModel(id="e", created=1, context=8),
             page={"index.html": PageFile("text/html", b"<script>1</script>")},
         )
         self.app = Routes(self.services)
+
+    async def _embed(self, request: EmbeddingRequest, flight: Flight) -> Embedded:
+        """Vectors (0.0, -2.5) for every input."""
+        self.embedded.append(request)
+        for state in (State.PREPARED, State.RESERVED, State.RUNNING, State.FINISHED):
+            flight.enter(state)
+        return Embedded((struct.pack("<2f", 0.0, -2.5),) * len(request.inputs), Usage(prompt_tokens=5), 3, {})
 
     async def ask(
         self, path: str, body: Any = None, *headers: tuple[bytes, bytes], method: str | None = None

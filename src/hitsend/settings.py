@@ -116,6 +116,10 @@ class EngineSettings(Section, frozen=True):
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
     """Path of a libllama shared library; default is the one in the xllamacpp package."""
+    embedding_model: str | None = None
+    """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
+    embedding_context: Count = 0
+    """Tokens per text to embed; 0: what the model was trained on, at most 8192."""
     alias: str | None = None
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0

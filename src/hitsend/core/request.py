@@ -102,8 +102,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
 
-    `prompts` stand in for `messages` where the caller wrote the whole prompt: each a text or token ids, each answered
-    by `n` choices. Choice i belongs to prompt i // n.
+    `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     """
 
     request_id: str

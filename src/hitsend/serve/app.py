@@ -34,6 +34,7 @@ from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.writer import Writer
+from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.models import ModelFile, resolve
 from hitsend.serve.flights import Flights
@@ -104,7 +105,10 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             on_step=metrics.observe_step,
         )
         stack.push_async_callback(engine.stop)
-        await asyncio.gather(text.start(), engine.start())
+        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
+        if embedder is not None:
+            stack.push_async_callback(embedder.stop)
+        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
         stages = Stages(
             clock=clock,
             text=text,
@@ -116,7 +120,8 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         )
         flights = Flights(stores.records, metrics, clock, settings.record)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        yield _services(settings, stages, stores.auth, flights, watch)
+        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
+        yield _services(settings, stages, stores.auth, flights=flights, watch=watch, embedding=embedding)
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,12 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
 
 def _find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
-    folder = settings.engine.models_dir or Path(settings.server.data_dir) / "models"
-    found = resolve(settings.engine.model, Path(folder))
+    found = resolve(settings.engine.model, _models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def _models_dir(settings: Settings) -> Path:
+    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
@@ -166,9 +174,19 @@ def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: Embed
     return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
 
 
-def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: Flights, watch: "_Watch") -> Services:
+def _services(
+    settings: Settings,
+    stages: Stages,
+    auth: Authenticator,
+    *,
+    flights: Flights,
+    watch: "_Watch",
+    embedding: EmbeddingStages,
+) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
+    embedder = embedding.embedder
+    embeds = None if embedder is None else ServedModel(embedder.model, created, embedder.facts.max_tokens)
     return Services(
         clock=stages.clock,
         server=settings.server,
@@ -180,11 +198,13 @@ def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: 
         text=stages.text,
         records=flights,
         models=lambda: served,
-        state=watch.state,
+        state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
         health=watch.health,
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
         page=load_page(),
+        embed=lambda request, flight: embed(request, flight, embedding),
+        embedding_model=embeds,
     )
 
 

@@ -82,7 +82,8 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     flight.record(prompt.tokenized())
     fitted = stages.budget.fit(request, prompt, engine.facts)
     flight.record(fitted)
-    return tuple(_job(request, ids, fitted, stages, index) for index, ids in enumerate(prompt.every))
+    every = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
+    return tuple(_job(request, ids, fitted, stages, index) for index, ids in enumerate(every))
 
 
 def _job(request: Request, ids: tuple[int, ...], fitted: Fitted, stages: Stages, index: int) -> Job:

@@ -4,12 +4,13 @@ Enters: nothing. Leaves: types. Always true: the edge knows stages only by what 
 every route with a few lines of fakes. Next: `routes.py`.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
 
 from hitsend.core.clock import Clock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
@@ -139,3 +140,5 @@ class Services(msgspec.Struct, frozen=True):
     render_metrics: Callable[[], tuple[str, bytes]]
     observe_http: Callable[[str, int, float], None]
     page: dict[str, PageFile]
+    embed: Callable[[EmbeddingRequest, Flight], Awaitable[Embedded]]
+    embedding_model: ServedModel | None

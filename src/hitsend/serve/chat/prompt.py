@@ -108,11 +108,6 @@ class Prompt(msgspec.Struct, frozen=True, tag="prompt"):
     tokenize_ended_at: float
     text: str | None = None
 
-    @property
-    def every(self) -> tuple[tuple[int, ...], ...]:
-        """Its ids, as one of one: a request of bare prompts may have several."""
-        return (self.prompt_token_ids,)
-
     def rendered(self, template_kwargs: Mapping[str, Any]) -> Rendered:
         """The event. Longer texts among the template's arguments are shown only where text is captured."""
         return Rendered(
