@@ -9,11 +9,13 @@ from typing import Any
 from hitsend.core.clock import SystemClock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import InvalidApiKey
+from hitsend.core.events import LimitCheck, TokenSpan
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Health, PageFile, ServedModel, Services
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 LOCAL = (b"host", b"127.0.0.1:8000")
@@ -134,6 +136,12 @@ class LetterText:
     async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
+    async def prepare(self, request: Request, *, wants_text: bool = False) -> Prompt:
+        ids = await self.tokenize_chat(request)
+        spans = (TokenSpan(0, "user", 0, len(ids)),)
+        shown = "".join(map(chr, ids)) if wants_text else None
+        return Prompt(ids, len(ids), 0, spans, len(ids), "sha", 0.0, 0.0, 0.0, 0.0, shown)
+
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         return tuple(ord(char) for message in request.messages for char in message.content or "")
 
@@ -175,9 +183,14 @@ class Edge:
             observe_http=lambda route, status, _: self.answers.append((route, status)),
             embed=self._embed,
             embedding_model=ServedModel(id="e", created=1, context=8),
+            estimate=self._estimate,
             page={"index.html": PageFile("text/html", b"<script>1</script>")},
         )
         self.app = Routes(self.services)
+
+    async def _estimate(self, request: Request, limits: tuple[LimitCheck, ...]) -> Any:
+        """What it was asked, as its answer."""
+        return {"model": request.model, "n": request.n, "limits": limits}
 
     async def _embed(self, request: EmbeddingRequest, flight: Flight) -> Embedded:
         """Vectors (0.0, -2.5) for every input."""

@@ -37,6 +37,7 @@ from hitsend.serve.database.writer import Writer
 from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.pipeline import Stages, run
@@ -118,10 +119,11 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             ledger=stores.ledger,
             wait_timeout_s=settings.engine.wait_timeout_s,
         )
-        flights = Flights(stores.records, metrics, clock, settings.record)
+        rates = Rates()
+        flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
         embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
-        yield _services(settings, stages, stores.auth, flights=flights, watch=watch, embedding=embedding)
+        yield _services(settings, stages, stores.auth, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ def _services(
     flights: Flights,
     watch: "_Watch",
     embedding: EmbeddingStages,
+    rates: Rates,
 ) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
@@ -205,6 +208,7 @@ def _services(
         page=load_page(),
         embed=lambda request, flight: embed(request, flight, embedding),
         embedding_model=embeds,
+        estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
 

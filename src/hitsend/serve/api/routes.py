@@ -10,7 +10,7 @@ import binascii
 from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
-from hitsend.serve.api import chat_completions, completions, embeddings, inspect, tokens
+from hitsend.serve.api import chat_completions, completions, dry_runs, embeddings, inspect, tokens
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
 from hitsend.serve.api.hosts import check_host, check_origin, host_name
@@ -22,8 +22,11 @@ Handler = Callable[[Exchange], Awaitable[None]]
 ROUTES: dict[str, dict[str, Handler]] = {
     "/": {"GET": inspect.page},
     "/v1/chat/completions": {"POST": chat_completions.chat_completions},
+    "/v1/chat/completions/input_tokens": {"POST": dry_runs.input_tokens},
+    "/v1/chat/completions/render": {"POST": dry_runs.render},
     "/v1/completions": {"POST": completions.completions},
     "/v1/embeddings": {"POST": embeddings.embeddings},
+    "/v1/estimate": {"POST": dry_runs.estimate},
     "/v1/models": {"GET": inspect.models},
     "/v1/models/{id}": {"GET": inspect.model},
     "/tokenize": {"POST": tokens.tokenize},

@@ -11,8 +11,11 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
+from hitsend.core.events import LimitCheck
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.serve.chat.prompt import Prompt
+from hitsend.serve.estimate import Estimate
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 Answer = AsyncGenerator[Started | Delta | Completed, None]
@@ -89,6 +92,10 @@ class Text(Protocol):
         """Ids of a text; control spellings stay text unless asked for. Raises InvalidRequest."""
         ...
 
+    async def prepare(self, request: Request, *, wants_text: bool = False) -> Prompt:
+        """The request's prompt. Raises InvalidRequest."""
+        ...
+
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         """Ids of the request's rendered messages. Raises InvalidRequest."""
         ...
@@ -142,3 +149,4 @@ class Services(msgspec.Struct, frozen=True):
     page: dict[str, PageFile]
     embed: Callable[[EmbeddingRequest, Flight], Awaitable[Embedded]]
     embedding_model: ServedModel | None
+    estimate: Callable[[Request, tuple[LimitCheck, ...]], Awaitable[Estimate]]
