@@ -5,5 +5,6 @@ carries the request id; a body is typed and bounded before anything expensive ha
 in silence; what goes wrong before the first byte of an answer becomes a status and OpenAI's error body here and nowhere
 else; decisions are made on the ASGI scope's path, never on a URL made from a header.
 Read `routes.py`, then `body.py`, `strict_json.py`, `chat_request.py`, `chat_messages.py`, `chat_completions.py`,
-`chat_response.py`, `errors.py`. Next chapter: `../chat/`.
+`chat_response.py`, `errors.py`; the other routes (`completions.py`, `embeddings.py`, `dry_runs.py`) stand on these.
+Next chapter: `../chat/`.
 """

