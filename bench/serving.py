@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
+
+import psutil
 
 SLOTS, CONTEXT = 32, 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
@@ -51,8 +54,8 @@ def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def hitsend(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
-    """hitsend, with everything on that is on by default: ledger, record, metrics."""
+def hitsend(gguf: str, threads: int) -> Iterator[tuple[str, str, int]]:
+    """hitsend, with everything on that is on by default: ledger, record, metrics. Yields address, model, process id."""
     with tempfile.TemporaryDirectory() as data:
         port = _free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
@@ -62,7 +65,7 @@ def hitsend(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
         url = f"http://127.0.0.1:{port}"
         try:
             _wait_ready(url)
-            yield url, "bench"
+            yield url, "bench", process.pid
         finally:
             process.terminate()
             process.wait(20)
@@ -113,7 +116,7 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
     gguf, threads = bundled_gguf(), os.cpu_count() or 1
     rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {"hitsend": [], "llama-server": []} for c in levels}
     with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
-        targets = [("hitsend", ours), ("llama-server", peer)]
+        targets = [("hitsend", ours[:2]), ("llama-server", peer)]
         for target in targets:
             measure(target[1], 2, 4, 99)
         for number in range(rounds):
@@ -121,7 +124,9 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
                     requests = max(8, 4 * concurrency)
                     seed = 1000 * number + concurrency  # no prompt is ever sent twice: the peer keeps old ones
-                    rows[concurrency][name].append(measure(target, concurrency, requests, seed))
+                    before = costs(ours)
+                    row = measure(target, concurrency, requests, seed)
+                    rows[concurrency][name].append(row | (shares(before, costs(ours)) if name == "hitsend" else {}))
                     print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     medians = {
@@ -129,6 +134,25 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
         for c, by in rows.items()
     }
     return {"machine": machine(threads), "rounds": rounds, "medians": medians, "runs": rows}
+
+
+def costs(ours: tuple[str, str, int]) -> dict[str, float]:
+    """Seconds since the start: steps inside the model and around it, and the edge process's CPU."""
+    url, _, pid = ours
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310  # our own loopback server
+        text = answer.read().decode()
+    parts = {
+        part: float(value) for part, value in re.findall(r'hitsend_step_seconds_total{.*part="(\w+)"} (\S+)', text)
+    }
+    times = psutil.Process(pid).cpu_times()
+    return {"model": parts.get("model", 0.0), "loop": parts.get("loop", 0.0), "edge": times.user + times.system}
+
+
+def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """In percent of the steps' time: the loop's own work, and the CPU that the edge used beside it."""
+    spent = {name: after[name] - before[name] for name in after}
+    steps_s = spent["model"] + spent["loop"]
+    return {"loop_percent": 100 * spent["loop"] / steps_s, "edge_percent": 100 * spent["edge"] / steps_s}
 
 
 def machine(threads: int) -> str:
@@ -147,6 +171,10 @@ def show(result: dict[str, Any]) -> None:
             tpot = f"{m['tpot_p50_ms']:.1f} / {m['tpot_p99_ms']:.1f}"
             print(f"| {concurrency} | {name} | {m['tokens_per_s']:.1f} | {ttft} | {tpot} |")
     print()
+    for concurrency, by in result["medians"].items():
+        loop, edge = by["hitsend"]["loop_percent"], by["hitsend"]["edge_percent"]
+        beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
+        print(f"beside the model at c={concurrency}: {beside}")
     for concurrency, by in result["medians"].items():
         ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]
         print(f"ratio at c={concurrency}: {ours / peer:.2f} x llama-server's output tokens/s")

@@ -26,7 +26,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.serve.engine.generation import BatchTotals, EmbeddedGeneration
-from hitsend.serve.engine.protocol import EngineState, Job
+from hitsend.serve.engine.protocol import EngineState, Job, StepFigures
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, encode, report_decoder
 from hitsend.serve.loop.messages import (
     Command,
@@ -63,12 +63,13 @@ class _Figures(msgspec.Struct):
     preemptions_total: int = 0
     check: str | None = None
     has_worked: bool = False
+    step_ended_at: float | None = None
 
 
 class EmbeddedEngine:
     """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`.
 
-    `on_step` is told every step's prefill, decode and output tokens, for the metrics.
+    `on_step` is told every step, for the metrics.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class EmbeddedEngine:
         name: str = "embedded",
         model: str,
         pause_tokens: int,
-        on_step: Callable[[int, int, int], None] = lambda *_: None,
+        on_step: Callable[[StepFigures], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._config = WorkerConfig(model, model_path, settings)
@@ -309,7 +310,17 @@ class EmbeddedEngine:
             sum(row.decode_tokens for row in report.rows),
             len(report.rows),
         )
-        self._on_step(batch.prefill_tokens, batch.decode_tokens, sum(len(row.sampled) for row in report.rows))
+        self._on_step(
+            StepFigures(
+                prefill_tokens=batch.prefill_tokens,
+                decode_tokens=batch.decode_tokens,
+                output_tokens=sum(len(row.sampled) for row in report.rows),
+                step_s=report.ended_at - (figures.step_ended_at or report.started_at),
+                decode_s=report.decode_s,
+            )
+        )
+        # what lies between two steps is the loop's own time, unless there was nothing to do
+        figures.step_ended_at = report.ended_at if report.num_running else None
         rows: defaultdict[str, list[Row]] = defaultdict(list)
         for row in report.rows:
             rows[row.request_id].append(row)

@@ -76,6 +76,16 @@ class Generation(Protocol):
         ...
 
 
+class StepFigures(msgspec.Struct, frozen=True):
+    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    step_s: float
+    decode_s: float
+
+
 class EngineState(msgspec.Struct, frozen=True):
     """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives."""
 

@@ -49,6 +49,21 @@ class RequestFigures(msgspec.Struct, frozen=True):
     cost_microusd: int = 0
 
 
+class StepCounts(Protocol):
+    """What `observe_step` reads: the fields of an engine's `StepFigures`."""
+
+    @property
+    def prefill_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def decode_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def output_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def step_s(self) -> float: ...  # noqa: D102
+    @property
+    def decode_s(self) -> float: ...  # noqa: D102
+
+
 class EngineFigures(Protocol):
     """What `set_engine` reads: the fields of an engine's `EngineState`."""
 
@@ -131,14 +146,14 @@ class Metrics:
         self._http.labels(known, str(status)).inc()
         self._http_s.labels(known).observe(seconds)
 
-    def observe_step(
-        self, prefill_tokens: int, decode_tokens: int, output_tokens: int, engine: str = "embedded"
-    ) -> None:
-        """Count what one pass through the model computed, and the tokens that came out of it."""
-        self._computed.labels(engine, "prefill").inc(prefill_tokens)
-        self._computed.labels(engine, "decode").inc(decode_tokens)
-        self._output.labels(engine).inc(output_tokens)
+    def observe_step(self, figures: StepCounts, engine: str = "embedded") -> None:
+        """Count what one pass through the model computed, the tokens that came out of it, and its time."""
+        self._computed.labels(engine, "prefill").inc(figures.prefill_tokens)
+        self._computed.labels(engine, "decode").inc(figures.decode_tokens)
+        self._output.labels(engine).inc(figures.output_tokens)
         self._steps.labels(engine).inc()
+        self._step_s.labels(engine, "model").inc(figures.decode_s)
+        self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
 
     def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
         """Take over an engine's figures of this moment (before each scrape)."""
@@ -218,6 +233,9 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._step_s = self._counter(
+            "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
+        )
         self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
 
