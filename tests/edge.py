@@ -56,7 +56,11 @@ class ScriptedPipeline:
 
     def __call__(self, request: Request, flight: Flight) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
-        choices = (piece for index in range(request.num_choices) for piece in (text("hi", index), end(index)))
+        choices = (
+            piece
+            for index in range(request.n * max(1, len(request.prompts)))
+            for piece in (text("hi", index), end(index))
+        )
         usual = (STARTED, *choices, COMPLETED)
         return self._run(flight, self.script or usual)
 
@@ -161,6 +165,7 @@ class Edge:
         server: ServerSettings | None = None,
         clean_up_s: float = 0.0,
         health: Health | None = None,
+        embedding_model: ServedModel | None = None,
     ) -> None:
         self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
@@ -182,7 +187,7 @@ class Edge:
             render_metrics=lambda: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
             embed=self._embed,
-            embedding_model=ServedModel(id="e", created=1, context=8),
+            embedding_model=embedding_model,
             estimate=self._estimate,
             page={"index.html": PageFile("text/html", b"<script>1</script>")},
         )

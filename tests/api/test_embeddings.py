@@ -8,9 +8,14 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.embedding import EmbeddingRequest
 from hitsend.core.errors import ModelNotFound
 from hitsend.core.record import Flight
+from hitsend.serve.api.services import ServedModel
 from hitsend.serve.embed import EmbeddingStages, batches, embed
 from hitsend.settings import AccessSettings
 from tests.edge import Edge
+
+
+def embedding_edge(**settings) -> Edge:
+    return Edge(**settings, embedding_model=ServedModel(id="e", created=1, context=8))
 
 
 async def ask(edge: Edge, **fields):
@@ -22,7 +27,7 @@ async def ask(edge: Edge, **fields):
     [("ab", ("ab",)), ([1, 2], ((1, 2),)), (["a", "b"], ("a", "b")), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
 async def test_each_shape_of_input_is_read_and_answered_in_order(given, read):
-    edge = Edge()
+    edge = embedding_edge()
     answer = (await ask(edge, input=given, dimensions=2, user="u")).json()
     assert edge.embedded[0].inputs == read
     assert edge.embedded[0].dimensions == 2
@@ -35,7 +40,7 @@ async def test_each_shape_of_input_is_read_and_answered_in_order(given, read):
 
 
 async def test_base64_is_little_endian_float32():
-    answer = (await ask(Edge(), encoding_format="base64")).json()
+    answer = (await ask(embedding_edge(), encoding_format="base64")).json()
     assert base64.b64decode(answer["data"][0]["embedding"]) == b"\0\0\0\0\0\0\x20\xc0"
 
 
@@ -57,7 +62,7 @@ async def test_base64_is_little_endian_float32():
     ],
 )
 async def test_refusals_name_the_field(fields, param):
-    edge = Edge(access=AccessSettings(max_inputs=2))
+    edge = embedding_edge(access=AccessSettings(max_inputs=2))
     answer = await ask(edge, **fields)
     assert (answer.status, answer.error["param"]) == (400, param)
     assert edge.embedded == []
@@ -65,14 +70,14 @@ async def test_refusals_name_the_field(fields, param):
 
 
 async def test_a_body_without_model_gets_the_one_there_is_and_a_warning():
-    edge = Edge()
+    edge = embedding_edge()
     answer = await edge.ask("/v1/embeddings", {"input": "x"})
     assert edge.embedded[0].model == "e"
     assert answer.json()["hitsend"]["warnings"] == ["model: not given, e was used"]
 
 
 async def test_the_embedding_model_is_listed():
-    edge = Edge()
+    edge = embedding_edge()
     assert [model["id"] for model in (await edge.ask("/v1/models")).json()["data"]] == ["m", "e"]
     assert (await edge.ask("/v1/models/e")).json()["id"] == "e"
     assert (await edge.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})).status == 200

@@ -1,14 +1,16 @@
 """Several generations as one: numbering, what is told once, failures, and what is left after closing."""
 
 import asyncio
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from hitsend.core.errors import EngineFailed
 from hitsend.core.events import Admitted, Queued, Released
 from hitsend.core.request import SampledToken, SamplingParams
 from hitsend.serve.engine.protocol import ChoiceDone, Job, Produced, Tokens
-from hitsend.serve.engine.several import SeveralGenerations, generate_all, job_of_all
+from hitsend.serve.engine.several import SeveralGenerations, admit_all, generate_all, split
 
 
 def job(number: int, length: int = 2) -> Job:
@@ -106,8 +108,20 @@ async def _read_all(events) -> None:
         pass
 
 
-def test_one_job_is_passed_through_and_admission_is_asked_about_all():
+def test_one_prompt_is_passed_through():
     generation = ScriptedGeneration()
-    assert generate_all(ScriptedEngine(generation), [job(0)]) is generation
-    asked = job_of_all([job(0, 2), job(1, 9)])
-    assert (len(asked.prompt_token_ids), asked.n) == (9, 4)
+    assert generate_all(ScriptedEngine(generation), job(0)) is generation
+
+
+def test_a_job_is_split_so_that_each_choice_keeps_its_seed_and_admission_is_asked_about_all():
+    whole = msgspec.structs.replace(job(0), sampling=SamplingParams(seed=10), more_prompts=((5, 6, 7), (8,)))
+    assert (whole.num_prompt_tokens, whole.num_choices) == (6, 6)
+    parts = split(whole)
+    assert [part.prompt_token_ids for part in parts] == [(0, 1), (5, 6, 7), (8,)]
+    assert [part.sampling.seed for part in parts] == [10, 12, 14]
+    assert len({part.request_id for part in parts}) == 3
+    assert parts[0].request_id == whole.request_id
+    asked = []
+    admit_all(SimpleNamespace(admit=asked.append), whole)
+    admit_all(SimpleNamespace(admit=asked.append), job(0))
+    assert [(one.prompt_token_ids, one.n, one.more_prompts) for one in asked] == [((5, 6, 7), 6, ()), ((0, 1), 2, ())]

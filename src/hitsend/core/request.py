@@ -131,11 +131,6 @@ class Request(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
 
-    @property
-    def num_choices(self) -> int:
-        """Over all prompts."""
-        return self.n * max(1, len(self.prompts))
-
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request. cached ⊆ prompt and reasoning ⊆ completion: subsets, never added on top."""

@@ -10,11 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-import msgspec
-
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ModelNotFound
-from hitsend.core.events import Fitted, Routed
+from hitsend.core.events import Routed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -24,7 +22,7 @@ from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
-from hitsend.serve.engine.several import generate_all, job_of_all
+from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
@@ -47,11 +45,11 @@ class Stages:
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
-    jobs = await _prepare(request, flight, stages, engine)
-    engine.admit(job_of_all(jobs))
-    account = Account(stages.ledger, _to_hold(request, jobs, stages, engine), flight, stages.clock)
-    async with account, aclosing(generate_all(engine, jobs)) as generation:
-        choices = [_assembler(request, stages, index) for index in range(request.num_choices)]
+    job = await _prepare(request, flight, stages, engine)
+    admit_all(engine, job)
+    account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
+    async with account, aclosing(generate_all(engine, job)) as generation:
+        choices = [_assembler(request, stages, index) for index in range(job.num_choices)]
         account.watch(generation, choices)
         yield Started(request.request_id, int(flight.received_wall), request.model, _fingerprint(engine))
         async for delta in _answer(generation, choices, flight):
@@ -71,8 +69,8 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
     return engine
 
 
-async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> tuple[Job, ...]:
-    """Messages become ids, and ids a job that fits; one job per prompt where the caller wrote prompts."""
+async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Job:
+    """Messages or prompts become ids, and ids a job that fits."""
     context, keep_text = engine.facts.cells_per_slot, flight.keep_text
     if request.prompts:
         prompt: Prompt | Prompts = await prepare_prompts(request, stages.text, stages.clock, keep_ids=keep_text)
@@ -82,31 +80,27 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     flight.record(prompt.tokenized())
     fitted = stages.budget.fit(request, prompt, engine.facts)
     flight.record(fitted)
-    every = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
-    return tuple(_job(request, ids, fitted, stages, index) for index, ids in enumerate(every))
-
-
-def _job(request: Request, ids: tuple[int, ...], fitted: Fitted, stages: Stages, index: int) -> Job:
-    """The job of prompt number `index`, whose first choice is number index * n of the request."""
+    first, *more = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
     return Job(
-        request_id=request.request_id if index == 0 else f"{request.request_id}/{index}",
-        prompt_token_ids=ids,
-        sampling=msgspec.structs.replace(fitted.sampling, seed=fitted.sampling.seed + index * request.n),
+        request_id=request.request_id,
+        prompt_token_ids=first,
+        sampling=fitted.sampling,
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        more_prompts=tuple(more),
     )
 
 
-def _to_hold(request: Request, jobs: tuple[Job, ...], stages: Stages, engine: Engine) -> HoldRequest:
+def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:
     return HoldRequest(
         request_id=request.request_id,
         principal=request.principal,
         model=request.model,
         engine=engine.name,
         price=stages.prices.find(request.model, is_local=True),
-        input_tokens=sum(len(job.prompt_token_ids) for job in jobs),
-        output_tokens=sum(job.max_tokens * job.n for job in jobs),
+        input_tokens=job.num_prompt_tokens,
+        output_tokens=job.max_tokens * job.num_choices,
     )
 
 

@@ -110,7 +110,7 @@ async def encode_stream(
                 yield (
                     b"".join(
                         answer.frame(ChoiceOut(echoes[index // request.n], index))
-                        for index in range(request.num_choices)
+                        for index in range(request.n * len(request.prompts))
                         if echoes
                     )
                     or sse.PING
@@ -148,10 +148,11 @@ class _Answer:
     def __init__(self, request: Request, started: Started) -> None:
         self._request = request
         self._started = started
-        self._unfinished = set(range(request.num_choices))
+        self._num_choices = request.n * len(request.prompts)
+        self._unfinished = set(range(self._num_choices))
         self._matched: dict[int, str] = {}
-        self._logprobs = [LegacyLogprobs() for _ in range(request.num_choices)]
-        self._kept: list[list[ChoiceOut]] = [[] for _ in range(request.num_choices)]
+        self._logprobs = [LegacyLogprobs() for _ in range(self._num_choices)]
+        self._kept: list[list[ChoiceOut]] = [[] for _ in range(self._num_choices)]
         self._last: ChoiceOut | None = None
 
     def keep(self, delta: Delta) -> None:
@@ -211,7 +212,7 @@ class _Answer:
         return ChoiceOut(delta.text, delta.index, logprobs, reason)
 
     def _extension(self, completed: Completed) -> Extension:
-        matched = tuple(self._matched.get(index) for index in range(self._request.num_choices))
+        matched = tuple(self._matched.get(index) for index in range(self._num_choices))
         return extension(self._request, completed, matched)
 
     def _object(

@@ -1,9 +1,9 @@
 """Several prompts of one request, as one generation.
 
-Enters: one job per prompt. Leaves: a `Generation` whose choices are numbered through: choice i of job k is number
-k * n + i. Always true: one job is passed through untouched; the jobs are submitted together and end together, so
-that one failing ends them all; what only makes sense once per request (that it was queued, that everything was
-released) is told once; counts are sums. Next: `generation.py`.
+Enters: a job with more than one prompt. Leaves: a `Generation` whose choices are numbered through: choice i of prompt k
+is number k * n + i. Always true: a job with one prompt is passed through untouched; the parts are submitted together
+and end together, so that one failing ends them all; what only makes sense once per request (that it was queued, that
+everything was released) is told once; counts are sums. Next: `generation.py`.
 """
 
 import asyncio
@@ -16,15 +16,29 @@ from hitsend.core.events import Admitted, FirstToken, Preempted, Queued, Release
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, EngineEvent, Generation, Job, Produced, Tokens
 
 
-def job_of_all(jobs: Sequence[Job]) -> Job:
-    """What to ask `Engine.admit` about: the longest prompt with the choices of all."""
-    longest = max(jobs, key=lambda job: len(job.prompt_token_ids))
-    return msgspec.structs.replace(longest, n=sum(job.n for job in jobs))
+def admit_all(engine: Engine, job: Job) -> None:
+    """Ask `Engine.admit` about the longest prompt with the choices of all. Raises what it raises."""
+    longest = max(job.prompt_token_ids, *job.more_prompts, key=len) if job.more_prompts else job.prompt_token_ids
+    engine.admit(msgspec.structs.replace(job, prompt_token_ids=longest, n=job.num_choices, more_prompts=()))
 
 
-def generate_all(engine: Engine, jobs: Sequence[Job]) -> Generation:
-    """Submit the jobs. Raises what `Engine.generate` raises."""
-    return engine.generate(jobs[0]) if len(jobs) == 1 else SeveralGenerations(engine, jobs)
+def generate_all(engine: Engine, job: Job) -> Generation:
+    """Submit the job, in as many parts as it has prompts. Raises what `Engine.generate` raises."""
+    return SeveralGenerations(engine, split(job)) if job.more_prompts else engine.generate(job)
+
+
+def split(job: Job) -> tuple[Job, ...]:
+    """One job per prompt. Choice i of the whole keeps the seed `sampling.seed + i`."""
+    return tuple(
+        msgspec.structs.replace(
+            job,
+            request_id=job.request_id if number == 0 else f"{job.request_id}/{number}",
+            prompt_token_ids=ids,
+            sampling=msgspec.structs.replace(job.sampling, seed=job.sampling.seed + number * job.n),
+            more_prompts=(),
+        )
+        for number, ids in enumerate((job.prompt_token_ids, *job.more_prompts))
+    )
 
 
 class SeveralGenerations:
