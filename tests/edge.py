@@ -51,6 +51,7 @@ class ScriptedPipeline:
     def __init__(self, *script: Any, clean_up_s: float = 0.0) -> None:
         self.script = script
         self.clean_up_s = clean_up_s
+        self.clean_up_error: Exception | None = None
         self.requests: list[Request] = []
         self.endings: list[str] = []
 
@@ -91,6 +92,8 @@ class ScriptedPipeline:
             if self.clean_up_s:
                 await asyncio.sleep(self.clean_up_s)
             self.endings.append(ending)
+            if self.clean_up_error is not None:
+                raise self.clean_up_error
 
 
 class FakeAuth:
@@ -171,6 +174,7 @@ class Edge:
         self.flights = KeptFlights()
         self.embedded: list[EmbeddingRequest] = []
         self.answers: list[tuple[str, int]] = []
+        self.billed_ids: set[str] = set()
         self.services = Services(
             clock=SystemClock(),
             server=server or ServerSettings(),
@@ -181,6 +185,7 @@ class Edge:
             pipeline=self.pipeline,
             text=LetterText(),
             records=self.flights,
+            is_id_billed=self._is_id_billed,
             models=lambda: (ServedModel(id="m", created=1, context=2048),),
             state=lambda: {"running": 0},
             health=lambda: health or Health(is_healthy=True, is_ready=True),
@@ -210,6 +215,9 @@ class Edge:
         call = Call(self.app, path, body, headers, method)
         await call.run()
         return call.answer
+
+    async def _is_id_billed(self, request_id: str) -> bool:
+        return request_id in self.billed_ids
 
     async def chat(self, **fields: Any) -> "Answer":
         return await self.ask("/v1/chat/completions", chat_body(**fields))

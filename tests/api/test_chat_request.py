@@ -360,3 +360,9 @@ async def test_a_refused_number_is_a_400_with_a_valid_body_and_the_next_request_
     assert answer.error["param"] == "temperature"
     assert answer.error["type"] == "invalid_request_error"
     assert (await edge.chat()).status == 200
+
+
+@pytest.mark.parametrize("value", ["false", "true", 0, 1, None, [], {}])
+def test_thinking_is_asked_for_with_a_boolean(value: Any):
+    error = refusal(chat_body(chat_template_kwargs={"enable_thinking": value}))
+    assert error.param == "chat_template_kwargs.enable_thinking"

@@ -94,7 +94,8 @@ async def test_another_site_cannot_use_a_visitor_s_anonymous_server_or_stored_pa
     assert (await keyed.ask("/inspect", None, basic)).status == 200
     assert (await keyed.ask("/inspect", None, basic, (b"origin", b"http://evil.example"))).status == 403
     assert (await keyed.ask("/inspect", None, BEARER, (b"origin", b"http://elsewhere"))).status == 200
-    assert (await keyed.ask("/inspect", None, (b"authorization", b"Basic !!"))).status == 401
+    for broken in (b"!!", b"\xff", b"\xe9" * 40, b""):
+        assert (await keyed.ask("/inspect", None, (b"authorization", b"Basic " + broken))).status == 401
 
 
 async def test_a_wrong_method_names_the_right_ones_and_head_is_a_get():
@@ -215,6 +216,7 @@ async def test_a_caller_sees_the_records_of_its_own_key():
     assert (await edge.ask("/inspect/requests?limit=7", None, BEARER)).json() == {"requests": []}
     for limit in ("0", "1001", "x", "-1", ""):
         assert (await edge.ask(f"/inspect/requests?limit={limit}", None, BEARER)).error["param"] == "limit"
+    assert (await edge.ask("/inspect/requests?" + "a&" * 20, None, BEARER)).status == 400
 
 
 async def test_the_record_tells_the_caller_and_the_end():
@@ -264,3 +266,14 @@ async def test_an_unexpected_error_tells_nothing_and_is_logged_without_its_text(
     assert b"PRIVATE" not in answer.body
     assert "ValueError" in caplog.text
     assert "PRIVATE" not in caplog.text
+
+
+async def test_an_id_that_was_billed_before_this_process_began_gets_a_suffix():
+    edge = Edge()
+    edge.billed_ids.add("mine")
+    path, own = "/v1/chat/completions", (b"x-request-id", b"mine")
+    answer = await edge.ask(path, chat_body(), own)
+    assert answer.status == 200
+    assert re.fullmatch(rb"mine-[0-9a-f]{12}", answer.headers[b"x-request-id"])
+    assert edge.flights.all[0].request_id.encode() == answer.headers[b"x-request-id"]
+    assert (await edge.ask(path, chat_body(), (b"x-request-id", b"new"))).headers[b"x-request-id"] == b"new"

@@ -91,6 +91,14 @@ def test_a_pause_is_the_clients_time() -> None:
     assert flight.segments()["client_wait"] == pytest.approx(20)
 
 
+def test_a_request_may_finish_while_its_place_is_lost() -> None:
+    clock = HandClock()
+    flight = _fly(clock)
+    flight.record(ev.Preempted(100.041, 0, 5))
+    flight.enter(State.FINISHED)
+    assert flight.state is State.FINISHED
+
+
 def test_events_that_are_read_late_belong_to_the_record_but_not_to_the_state() -> None:
     clock = HandClock()
     flight = Flight("req_1", clock)

@@ -177,6 +177,9 @@ async def test_what_can_never_fit_is_refused_with_numbers(engine_of: Callable[..
         for wrong in (job(prompt=0), job(n=0), job(max_tokens=0)):
             with pytest.raises(InvalidRequest):
                 engine.generate(wrong)
+        with pytest.raises(InvalidRequest, match="4 choices, but only 3") as too_many:
+            engine.generate(job(n=4))
+        assert too_many.value.param == "n"
         running = [engine.generate(job(f"{i}", max_tokens=100)) for i in range(3)]
         with pytest.raises(ServerOverloaded, match="3 waiting, 1 more, room for 3") as refused:
             engine.generate(job("more"))

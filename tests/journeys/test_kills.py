@@ -113,10 +113,31 @@ def test_the_server_dies_between_hold_and_settlement(tmp_path: Path) -> None:
             assert found[request_id]["cost_microusd"] == 0
             assert found[request_id]["is_estimate"]
         assert holds(tmp_path) == 0
+        open_stream(second, ids[0]).close()
         answer = second.chat("And now?", max_tokens=4)
         assert rows(tmp_path)[answer["hitsend"]["request_id"]]["completion_tokens"] >= 1
         status, refused, _ = second.post("/v1/chat/completions", b"{}")
         assert status == 400, refused
+
+
+def test_a_stop_signal_lets_short_answers_end_and_settles_those_it_cuts_off(tmp_path: Path) -> None:
+    """After `drain_s` whoever still runs gets one error frame, and its row before the process ends."""
+    ids = [f"drained-{index}" for index in range(3)]
+    with serving(*WORDS, "--set", "server.drain_s=1", data=tmp_path) as server, ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda request_id: open_stream(server, request_id), ids))
+        child = server.state()["engine"]["pid"]
+        server.process.send_signal(signal.SIGTERM)
+        for rest in pool.map(lambda answer: answer.read(), answers):
+            frames = [line for line in rest.split(b"\n") if line.startswith(b"data: ")]
+            assert json.loads(frames[-1][6:])["error"]["code"] == "shutting_down"
+            assert b"[DONE]" not in rest
+            assert b'"finish_reason":"' not in rest
+        assert server.process.wait(20) == 0
+    assert holds(tmp_path) == 0
+    found = rows(tmp_path)
+    assert {found[request_id]["reason"] for request_id in ids} == {"shutting_down"}
+    assert all(found[request_id]["completion_tokens"] >= 1 for request_id in ids)
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_a_stopped_engine_turns_health_red_and_waking_it_turns_it_green(served: Served) -> None:

@@ -206,6 +206,16 @@ def test_extreme_parameters_do_not_raise():
         sample(np.array([[0.5, -3.0, 2.0]], dtype=np.float32), [Sampler(params, -5, (0, 1))])
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-45, 1e-38, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_penalty_beyond_the_floats_still_gives_a_token(penalty, temperature):
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty)
+    row = np.array([[0.5, -3.0, 2.0, -np.inf]], dtype=np.float32)
+    (token,) = sample(row, [Sampler(params, 1, (0, 1, 3))])
+    assert token is not None
+    assert token.token_id == (0 if penalty < 1 else 2)
+
+
 @given(
     params=st.sampled_from(
         [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.5), SamplingParams(min_p=0.5, logprobs=True)]

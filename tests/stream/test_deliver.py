@@ -168,14 +168,18 @@ async def test_time_blocked_on_the_client_and_bytes_are_recorded():
     assert [(event.num_bytes, event.num_chunks) for event in delivered] == [(len(request.answer.body), 3)]
 
 
-async def test_a_server_that_stops_cancels_the_work_and_waits_for_it():
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_server_that_stops_cancels_the_work_waits_for_it_and_says_so(is_stream: bool):
     wait = Wait()
     edge = Edge(STARTED, wait, COMPLETED, clean_up_s=0.02)
-    running = asyncio.create_task(call(edge, stream=True).run())
+    request = call(edge, stream=is_stream)
+    running = asyncio.create_task(request.run())
     await wait.reached.wait()
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await running
+    assert request.answer.status == (200 if is_stream else 503)
+    assert b'"code":"shutting_down"' in request.answer.body
+    assert b"[DONE]" not in request.answer.body
     assert edge.pipeline.endings == ["cancelled"]
     assert edge.flights.all[0].error is not None
     assert edge.flights.all[0].error.code == "shutting_down"
@@ -193,3 +197,15 @@ async def test_pings_never_split_a_frame_or_follow_the_end():
     await request.run()
     seen: StreamSeen = check_stream(request.answer.body, include_usage=True)
     assert seen.texts == {0: "a" * 50}
+
+
+async def test_a_bug_in_the_clean_up_of_a_request_whose_client_left_is_logged(caplog: pytest.LogCaptureFixture):
+    edge = Edge(STARTED, Wait(), stream=QUICK)
+    edge.pipeline.clean_up_error = LookupError("SECRET")
+    request = call(edge, stream=True)
+    running = asyncio.create_task(request.run())
+    await until(lambda: request.answer.status == 200)
+    request.leave()
+    await running
+    assert "LookupError" in caplog.text
+    assert "SECRET" not in caplog.text

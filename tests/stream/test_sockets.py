@@ -15,6 +15,7 @@ import uvicorn
 from hitsend.core.errors import EngineFailed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import Delta, TextLogprob
+from hitsend.serve.stream.connection import MAX_AHEAD_BYTES, MAX_HEAD_BYTES, Connection
 from hitsend.settings import AccessSettings, StreamSettings
 from tests.edge import COMPLETED, STARTED, Edge, Wait, chat_body, end, text
 
@@ -22,7 +23,7 @@ from tests.edge import COMPLETED, STARTED, Edge, Wait, chat_body, end, text
 @asynccontextmanager
 async def serving(edge: Edge) -> AsyncIterator[int]:
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(edge.app, http="httptools", lifespan="off", log_level="critical", ws="none")
+    config = uvicorn.Config(edge.app, http=Connection, lifespan="off", log_level="critical", ws="none")
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     async with asyncio.timeout(10):
@@ -79,6 +80,82 @@ async def test_a_client_that_leaves_is_noticed_at_once(leave: Any, is_stream: bo
         writer.close()
     assert edge.pipeline.endings == ["cancelled"]
     assert edge.flights.all[0].state is State.CANCELLED
+
+
+def chat_bytes(**fields: Any) -> bytes:
+    body = json.dumps(chat_body(**fields)).encode()
+    return head(body, "content-type: application/json") + body
+
+
+@pytest.mark.parametrize("leave", [fin, rst])
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_client_that_leaves_is_noticed_beside_a_pipelined_request(leave: Any, is_stream: bool, is_late: bool):
+    wait = Wait()
+    edge = Edge(STARTED, wait, text("a"), end(), COMPLETED)
+    one = chat_bytes(stream=is_stream)
+    async with serving(edge) as port, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(one if is_late else one * 2)
+        await wait.reached.wait()
+        if is_late:
+            for _ in range(2):
+                writer.write(one)
+                await asyncio.sleep(0.05)
+        leave(writer)
+        while not edge.pipeline.endings:
+            await asyncio.sleep(0.005)
+    assert edge.pipeline.endings == ["cancelled"]
+    assert edge.flights.all[0].state is State.CANCELLED
+
+
+async def test_pipelined_requests_are_answered_in_order_however_they_arrive():
+    edge = Edge()
+    requests = chat_bytes() + b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" + chat_bytes(n=2)
+    last = b"GET /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+    async with serving(edge) as port, asyncio.timeout(10):
+        for size in (1_000_000, 100, 7):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            data = requests + last
+            for start in range(0, len(data), size):
+                writer.write(data[start : start + size])
+                await asyncio.sleep(0)
+            answers = await reader.read()
+            statuses = [
+                line[9:12] for line in answers.replace(b"HTTP/1.1", b"\nHTTP/1.1").split(b"\n") if b"HTTP/" in line
+            ]
+            assert statuses == [b"200", b"200", b"200", b"404"]
+            writer.close()
+
+
+async def test_what_is_sent_far_ahead_is_dropped_and_the_running_answer_is_whole():
+    wait = Wait()
+    edge = Edge(STARTED, wait, text("a"), end(), COMPLETED)
+    async with serving(edge) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chat_bytes() * 2)
+        await wait.reached.wait()
+        for _ in range(4):
+            writer.write(b"x" * (MAX_AHEAD_BYTES // 2))
+            await asyncio.sleep(0.01)
+        wait.event.set()
+        answers = await reader.read()
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200 OK") == 1
+    assert len(edge.pipeline.requests) == 1
+
+
+@pytest.mark.parametrize("is_endless", [True, False])
+async def test_a_head_has_a_limit(is_endless: bool):
+    edge = Edge()
+    async with serving(edge) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nx: " + b"a" * (MAX_HEAD_BYTES + 1))
+        writer.write(b"" if is_endless else b"\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
 
 
 async def test_a_client_that_never_reads_is_cut_off_and_one_that_leaves_then_is_noticed():
@@ -193,3 +270,13 @@ async def test_the_official_client_can_leave_a_stream():
         while not edge.pipeline.endings:
             await asyncio.sleep(0.005)
     assert edge.pipeline.endings == ["cancelled"]
+
+
+async def test_a_body_that_trickles_in_is_refused_and_its_connection_closed():
+    edge = Edge(access=AccessSettings(body_timeout_s=0.05))
+    async with serving(edge) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(b"x" * 100, "content-type: application/json") + b"{")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")

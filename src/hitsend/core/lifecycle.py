@@ -44,7 +44,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.RESERVED: frozenset({State.WAITING, State.RUNNING, State.FAILED, State.CANCELLED}),
     State.WAITING: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
     State.RUNNING: frozenset({State.PREEMPTED, State.FINISHED, State.FAILED, State.CANCELLED}),
-    State.PREEMPTED: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
+    State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED, State.FAILED, State.CANCELLED}),
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
     State.CANCELLED: frozenset(),

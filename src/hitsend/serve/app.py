@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -41,6 +42,7 @@ from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.stream.connection import Connection
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -48,6 +50,9 @@ from hitsend.serve.usage.records import RecordStore
 from hitsend.settings import Loaded, Settings
 
 logger = logging.getLogger(__name__)
+
+SETTLE_S = 10.0
+"""How long requests that were cut off by a stop may take to let go of the engine and to be settled."""
 
 
 def serve(loaded: Loaded) -> None:
@@ -200,6 +205,7 @@ def _services(
         pipeline=lambda request, flight: run(request, flight, stages),
         text=stages.text,
         records=flights,
+        is_id_billed=stages.ledger.has_row,
         models=lambda: served,
         state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
         health=watch.health,
@@ -275,7 +281,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _uvicorn_config(routes: Routes, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         routes,
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="off",
         access_log=False,
@@ -299,14 +305,27 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         self._on_started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end for `drain_s`, cancel the others, and wait until those are settled too."""
+        await super().shutdown(sockets)
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=SETTLE_S)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """SIGINT and SIGTERM end a server of its own process only."""
+        """SIGINT and SIGTERM end a server of its own process only.
+
+        uvicorn raises a captured signal again when it is done, which would end the process before anything is stopped.
+        """
         if not self._takes_signals:
             yield
             return
-        with super().capture_signals():
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
             yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _url(listening: socket.socket) -> str:

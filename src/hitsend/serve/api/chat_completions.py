@@ -8,14 +8,13 @@ read only inside the record (`recorded.py`), and nothing is sent before the pipe
 from hitsend.serve.api import chat_request, chat_response
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.exchange import Exchange
-from hitsend.serve.api.recorded import deliver, note_caller, recorded
+from hitsend.serve.api.recorded import deliver, recorded
 
 
 async def chat_completions(exchange: Exchange) -> None:
     """Serve one chat request. Raises what has to become an HTTP status."""
     services = exchange.services
-    with recorded(exchange) as flight:
-        note_caller(exchange, flight)
+    async with recorded(exchange) as flight:
         body = await read_json_body(exchange.receive, exchange.headers, services.access)
         models = services.models()
         request, parsed = chat_request.parse(

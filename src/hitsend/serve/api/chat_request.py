@@ -152,13 +152,21 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         max_tokens=_max_tokens(wire),
         stream=bool(wire.stream),
         include_usage=bool(options.include_usage),
-        template_kwargs=wire.chat_template_kwargs or {},
+        template_kwargs=_template_kwargs(wire.chat_template_kwargs or {}),
         add_generation_prompt=opens_turn,
         continue_final_message=continues_turn,
         user=wire.user,
         metadata=wire.metadata or {},
         warnings=warnings,
     )
+
+
+def _template_kwargs(given: dict[str, Any]) -> dict[str, Any]:
+    """Any template takes "false" for true."""
+    if not isinstance(given.get("enable_thinking", False), bool):
+        text = "chat_template_kwargs.enable_thinking: expected true or false"
+        raise InvalidRequest(text, param="chat_template_kwargs.enable_thinking")
+    return given
 
 
 def _sampling(wire: ChatBody) -> SamplingAsked:

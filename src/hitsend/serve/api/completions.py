@@ -29,7 +29,7 @@ from hitsend.serve.api.chat_response import (
 )
 from hitsend.serve.api.completion_logprobs import LegacyLogprobs, LogprobsOut
 from hitsend.serve.api.exchange import Exchange
-from hitsend.serve.api.recorded import deliver, note_caller, recorded
+from hitsend.serve.api.recorded import deliver, recorded
 from hitsend.serve.api.services import Text
 from hitsend.serve.stream import sse
 
@@ -64,8 +64,7 @@ _encode = msgspec.json.Encoder().encode
 async def completions(exchange: Exchange) -> None:
     """Serve one request. Raises what has to become an HTTP status."""
     services = exchange.services
-    with recorded(exchange) as flight:
-        note_caller(exchange, flight)
+    async with recorded(exchange) as flight:
         body = await read_json_body(exchange.receive, exchange.headers, services.access)
         models = services.models()
         asked = completion_request.parse(

@@ -20,7 +20,7 @@ from hitsend.serve.api import strict_json
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.completion_request import read_texts
 from hitsend.serve.api.exchange import Exchange
-from hitsend.serve.api.recorded import deliver, note_caller, recorded
+from hitsend.serve.api.recorded import deliver, recorded
 
 Label = Annotated[str, Meta(max_length=512)]
 
@@ -72,8 +72,7 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 async def embeddings(exchange: Exchange) -> None:
     """Serve one request. Raises what has to become an HTTP status."""
     services = exchange.services
-    with recorded(exchange) as flight:
-        note_caller(exchange, flight)
+    async with recorded(exchange) as flight:
         body = await read_json_body(exchange.receive, exchange.headers, services.access)
         tree, depth = strict_json.decode(body, services.access.max_json_depth)
         wire = strict_json.typed(tree, EmbeddingsBody)

@@ -11,7 +11,15 @@ import traceback
 
 import msgspec
 
-from hitsend.core.errors import ClientError, InsufficientQuota, InvalidApiKey, LimitError, ServeError, ServerOverloaded
+from hitsend.core.errors import (
+    ClientError,
+    InsufficientQuota,
+    InvalidApiKey,
+    LimitError,
+    RequestTimeout,
+    ServeError,
+    ServerOverloaded,
+)
 from hitsend.serve.stream import sse
 
 _log = logging.getLogger("hitsend.api")
@@ -50,6 +58,8 @@ def error_headers(error: ServeError) -> list[Header]:
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if isinstance(error, RequestTimeout):
+        headers.append((b"connection", b"close"))  # else it would go on sending to nobody
     if isinstance(error, InvalidApiKey):
         headers.append((b"www-authenticate", b'Bearer realm="hitsend", Basic realm="hitsend"'))
     return headers

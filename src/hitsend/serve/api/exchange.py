@@ -35,11 +35,16 @@ class RequestIds:
             return f"req_{secrets.token_hex(12)}"
         chosen = asked[0].decode()
         if chosen in self._given:
-            chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"
+            chosen = suffixed(chosen)
         self._given[chosen] = None
         if len(self._given) > self._remembered:
             self._given.popitem(last=False)
         return chosen
+
+
+def suffixed(request_id: str) -> str:
+    """An id of its own for the repetition of a request."""
+    return f"{request_id[:112]}-{secrets.token_hex(6)}"
 
 
 class Exchange:
@@ -58,6 +63,12 @@ class Exchange:
         self.route = "unmatched"
         self.status: int | None = None
         self._send_message = send
+
+    async def claim_id(self) -> None:
+        """See that the client's id was not billed before this process began, which `RequestIds` can't remember."""
+        is_clients_own = self.header_values(b"x-request-id") == [self.request_id.encode()]
+        if is_clients_own and await self.services.is_id_billed(self.request_id):
+            self.request_id = suffixed(self.request_id)
 
     @property
     def method(self) -> str:

@@ -20,6 +20,7 @@ from hitsend.serve.api.services import PageFile, RecordSummary, ServedModel
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
+MAX_QUERY_FIELDS = 16
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -131,7 +132,9 @@ def _owner(record: bytes) -> str | None:
 
 
 def _limit(query: bytes) -> int:
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=16)).get("limit")
+    if query.count(b"&") >= MAX_QUERY_FIELDS:
+        raise InvalidRequest(f"the query has more than {MAX_QUERY_FIELDS} fields", param="limit")
+    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get("limit")
     if given is None:
         return DEFAULT_LIMIT
     if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= MAX_LIMIT:

@@ -5,8 +5,8 @@ Always true: the record is opened before the body is read and closed after the l
 error is recorded once, by whoever sees it first. Next: `chat_completions.py`.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from hitsend.core.errors import ServeError
 from hitsend.core.events import Authenticated, Delivered, Received
@@ -16,12 +16,14 @@ from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.stream.deliver import Delivery
 
 
-@contextmanager
-def recorded(exchange: Exchange) -> Generator[Flight]:
+@asynccontextmanager
+async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     """A flight record for the length of the block; an error in it is recorded and raised as one that can be shown."""
     services = exchange.services
+    await exchange.claim_id()
     flight = services.flights.open(exchange.request_id, exchange.principal)
     try:
+        _note_caller(exchange, flight)
         yield flight
     except ServeError as error:
         flight.fail(error)
@@ -53,7 +55,7 @@ async def deliver(
     flight.record(Delivered(at=services.clock.now(), num_bytes=delivery.num_bytes, num_chunks=delivery.num_chunks))
 
 
-def note_caller(exchange: Exchange, flight: Flight) -> None:
+def _note_caller(exchange: Exchange, flight: Flight) -> None:
     """The record's first two events."""
     caller = exchange.principal
     flight.record(Received(method=exchange.method, path=exchange.path, client=exchange.client_host))

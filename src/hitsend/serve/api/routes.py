@@ -116,7 +116,7 @@ def _presented_key(exchange: Exchange) -> tuple[str | None, bool]:
     if scheme.lower() != "basic":
         return value, False
     try:
-        _, _, password = base64.b64decode(rest.strip(), validate=True).decode("latin-1").partition(":")
+        _, _, password = base64.b64decode(rest.strip().encode(), validate=True).decode("latin-1").partition(":")
     except binascii.Error:
         return None, True
     return f"Bearer {password}", True

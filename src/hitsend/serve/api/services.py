@@ -141,6 +141,7 @@ class Services(msgspec.Struct, frozen=True):
     pipeline: Callable[[Request, Flight], Answer]
     text: Text
     records: Records
+    is_id_billed: Callable[[str], Awaitable[bool]]
     models: Callable[[], tuple[ServedModel, ...]]
     state: Callable[[], dict[str, Any]]
     health: Callable[[], Health]

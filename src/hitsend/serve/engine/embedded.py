@@ -148,8 +148,11 @@ class EmbeddedEngine:
                 f"{num_prompt_tokens + job.max_tokens}, more than the {limit} that one request can have here.",
                 param="messages",
             )
+        most = self._settings.max_waiting + self.facts.num_slots
+        if job.n > most:
+            raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")
         waiting = sum(generation.num_waiting for generation in self._generations.values())
-        places = self._settings.max_waiting + self.facts.num_slots - self._figures.slots_used
+        places = most - self._figures.slots_used
         if waiting + job.n > places:
             raise ServerOverloaded(
                 f"The queue is full: {waiting} waiting, {job.n} more, room for {places}.", retry_after_s=1.0

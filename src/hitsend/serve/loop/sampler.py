@@ -39,6 +39,7 @@ BLOCK = 256
 """Sorted weights are summed in blocks first: running sums are the slowest thing that numpy does here."""
 
 _SEED_RANGE = 2**64
+_FLOAT = np.finfo(np.float32)
 
 
 class Sampler:
@@ -85,8 +86,8 @@ class Sampler:
         if self._seen is not None:
             ids = self._seen.ids
             values = row[ids]
-            penalty = np.float32(params.repetition_penalty)
-            row[ids] = np.where(values > 0, values / penalty, values * penalty)
+            penalty = np.float32(min(max(params.repetition_penalty, float(_FLOAT.tiny)), float(_FLOAT.max)))
+            row[ids] = np.where(values > 0, values / penalty, values * penalty).clip(_FLOAT.min, _FLOAT.max)
         if self._produced is not None:
             cost = params.presence_penalty + params.frequency_penalty * self._produced.counts
             row[self._produced.ids] -= cost.astype(np.float32)

@@ -10,7 +10,7 @@ and what was seen of the client: bytes, chunks, time blocked. Always true:
   a status; an error after that is one error frame and the end of the response: no [DONE], no finish reason;
 - a frame that can't be written for `stall_s` ends the request: the iterator isn't asked for more in the meantime, which
   is how a slow client's generation comes to be paused.
-Next: `../usage/`.
+Next: `connection.py`.
 """
 
 import asyncio
@@ -137,9 +137,9 @@ class Delivery:
                     pinging = asyncio.create_task(self._write(sse.PING))
             if pinging is not None:
                 await self._within_stall(pinging)
-        except asyncio.CancelledError:
-            self._note(ShuttingDown("the server is stopping"))
-            raise
+        except asyncio.CancelledError as cancelled:
+            # the client is still there and hears why
+            raise self._note(ShuttingDown("the server is stopping")) from cancelled
         finally:
             await _cancel_and_wait(working, leaving, *([pinging] if pinging else []))
         if working.cancelled():

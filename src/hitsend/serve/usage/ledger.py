@@ -151,6 +151,13 @@ class Ledger:
         async with self._database.reading() as connection:
             return await find_row(connection, request_id)
 
+    async def has_row(self, request_id: str) -> bool:
+        """Whether that request has been settled. Raises StorageFailed when the disk can't be read."""
+        try:
+            return await self.row(request_id) is not None
+        except SQLAlchemyError as error:
+            raise StorageFailed("the ledger can't be read now", retry_after_s=1.0) from error
+
     async def recover(self) -> int:
         """Close the holds of dead owners, one flagged row each; returns how many. Raises what the database raises."""
         async with self._database.reading() as connection:

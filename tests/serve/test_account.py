@@ -1,0 +1,89 @@
+"""The hold as a block, with an engine that says more than anybody waited for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from hitsend.core import events as ev
+from hitsend.core.errors import ClientGone
+from hitsend.core.lifecycle import State
+from hitsend.core.record import Flight
+from hitsend.core.request import Principal
+from hitsend.serve.account import Account
+from hitsend.serve.engine.protocol import Produced
+from hitsend.serve.usage.ledger import Settlement
+from hitsend.serve.usage.pricing import Price
+from hitsend.serve.usage.rows import Hold, HoldRequest
+from hitsend.testing import FakeClock
+
+REQUEST = HoldRequest(
+    request_id="req_1",
+    principal=Principal(),
+    model="m",
+    engine="e",
+    price=Price("p", 450_000, 3_200_000),
+    input_tokens=31,
+    output_tokens=300,
+)
+
+
+class KeptLedger:
+    """Keeps what was settled; rows are never durable, which nobody has to wait for here."""
+
+    def __init__(self) -> None:
+        self.settled: list[Settlement] = []
+
+    async def reserve(self, request: HoldRequest) -> Hold:
+        return Hold("hold_1", request, 0, 0.0)
+
+    def settle(self, hold: Hold, settlement: Settlement) -> "asyncio.Future[Any]":
+        self.settled.append(settlement)
+        row: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        row.set_result({"hold_id": hold.hold_id})
+        return row
+
+
+class CutOff:
+    """A closed generation with events that nobody has read."""
+
+    produced = Produced(prompt_tokens=31, output_tokens=(1,))
+
+    def __init__(self, *unread: Any) -> None:
+        self._unread = list(unread)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for event in self._unread:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+
+async def _cut_off(ledger: KeptLedger, flight: Flight, *unread: Any) -> None:
+    """Live through a request whose client leaves while it waits, and whose generation has this left to say."""
+    flight.state = State.PREPARED
+    async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+        flight.record(ev.Queued(0.0, 1, 0))
+        account.watch(CutOff(*unread), [])  # type: ignore[arg-type]  # a small ledger
+        flight.fail(ClientGone("gone"))
+        raise asyncio.CancelledError
+
+
+async def test_a_request_that_was_admitted_while_its_client_left_is_settled() -> None:
+    ledger, flight = KeptLedger(), Flight("req_1", FakeClock())
+    admitted = ev.Admitted(0.1, 0, 0, 1000, 69)
+    with pytest.raises(asyncio.CancelledError):
+        await _cut_off(ledger, flight, admitted, ev.Preempted(0.2, 0, 31), ev.Released(0.3, 0))
+    assert [(settled.reason, settled.usage.prompt_tokens) for settled in ledger.settled] == [("client_gone", 31)]
+    assert flight.state is State.CANCELLED
+    assert admitted in flight.events()
+    assert isinstance(flight.events()[-1], ev.Settled)
+    assert flight.ledger is not None
+
+
+async def test_a_record_that_breaks_does_not_cost_the_row() -> None:
+    ledger = KeptLedger()
+    with pytest.raises(LookupError):
+        await _cut_off(ledger, Flight("req_1", FakeClock()), LookupError("a bug"))
+    assert [settled.reason for settled in ledger.settled] == ["client_gone"]
