@@ -8,45 +8,19 @@ until then never follows a false stop. `hitsend` (request_id, cost, timings, war
 in the body of an unstreamed answer. Next: `errors.py`.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, Usage
+from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
-
-_LOWEST_LOGPROB = -9999.0
-"""JSON has no -Infinity; OpenAI's documentation gives this value for "very unlikely"."""
-
-
-class TopLogprobOut(msgspec.Struct, frozen=True):
-    """One alternative; `bytes` is null where a token has none (control tokens)."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-
-
-class LogprobOut(msgspec.Struct, frozen=True):
-    """One token of the answer."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-    top_logprobs: list[TopLogprobOut]
-
-
-class LogprobsOut(msgspec.Struct, frozen=True):
-    """What a choice's `logprobs` holds when they were asked for."""
-
-    content: list[LogprobOut]
-    refusal: None = None
 
 
 class DeltaOut(msgspec.Struct, frozen=True):
@@ -210,7 +184,7 @@ class _Stream:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
         frames = b""
         if delta.text or delta.logprobs:
-            logprobs = _logprobs(delta.logprobs) if self._request.logprobs else None
+            logprobs = logprobs_out(delta.logprobs) if self._request.logprobs else None
             frames = self._frame(ChunkChoice(delta.index, DeltaOut(content=delta.text), logprobs))
         if delta.finish_reason is None:
             return frames
@@ -272,7 +246,7 @@ def _completion(
     for index, choice in enumerate(collected):
         if choice.reason is None:
             raise IncompleteAnswer(f"choice {index} has no end")
-        logprobs = _logprobs(choice.logprobs) if request.logprobs else None
+        logprobs = logprobs_out(choice.logprobs) if request.logprobs else None
         message = MessageOut("".join(choice.texts))
         choices.append(Choice(index, message, logprobs, wire_reason(choice.reason)))
     return ChatCompletion(
@@ -317,17 +291,3 @@ def extension(request: Request, completed: Completed, matched: tuple[str | None,
         warnings=tuple(dict.fromkeys((*request.warnings, *completed.warnings))),
         matched_stops=matched,
     )
-
-
-def _logprobs(entries: Iterable[TextLogprob]) -> LogprobsOut:
-    return LogprobsOut(
-        [
-            LogprobOut(**_common(entry), top_logprobs=[TopLogprobOut(**_common(other)) for other in entry.top])
-            for entry in entries
-        ]
-    )
-
-
-def _common(entry: TextLogprob) -> dict[str, Any]:
-    logprob = max(_LOWEST_LOGPROB, entry.logprob)
-    return {"token": entry.token, "logprob": logprob, "bytes": entry.bytes or None}

@@ -12,9 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from hitsend.core.request import TextLogprob
-
-_LOWEST_LOGPROB = -9999.0
-"""JSON has no -Infinity."""
+from hitsend.serve.api.logprobs import LOWEST_LOGPROB
 
 
 class LogprobsOut(msgspec.Struct, frozen=True):
@@ -58,4 +56,4 @@ def _name(entry: TextLogprob) -> str:
 
 
 def _finite(logprob: float) -> float:
-    return max(_LOWEST_LOGPROB, logprob)
+    return max(LOWEST_LOGPROB, logprob)
