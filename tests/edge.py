@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import InvalidApiKey, InvalidRequest, StorageFailed
+from hitsend.core.events import LimitCheck, TokenSpan
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Health, PageFile, ServedModel, Services
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 LOCAL = (b"host", b"127.0.0.1:8000")
@@ -53,7 +57,11 @@ class ScriptedPipeline:
 
     def __call__(self, request: Request, flight: Flight) -> AsyncGenerator[Any, None]:
         self.requests.append(request)
-        choices = (piece for index in range(request.n) for piece in (text("hi", index), end(index)))
+        choices = (
+            piece
+            for index in range(request.n * max(1, len(request.prompts)))
+            for piece in (text("hi", index), end(index))
+        )
         usual = (STARTED, *choices, COMPLETED)
         return self._run(flight, self.script or usual)
 
@@ -154,6 +162,12 @@ class LetterText:
     async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
+    async def prepare(self, request: Request, *, wants_text: bool = False) -> Prompt:
+        ids = await self.tokenize_chat(request)
+        spans = (TokenSpan(0, "user", 0, len(ids)),)
+        shown = "".join(map(chr, ids)) if wants_text else None
+        return Prompt(ids, len(ids), 0, spans, len(ids), "sha", 0.0, 0.0, 0.0, 0.0, shown)
+
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         return tuple(ord(char) for message in request.messages for char in message.content or "")
 
@@ -176,9 +190,11 @@ class Edge:
         clean_up_s: float = 0.0,
         health: Health | None = None,
         stores_responses: bool = True,
+        embedding_model: ServedModel | None = None,
     ) -> None:
         self.pipeline = ScriptedPipeline(*script, clean_up_s=clean_up_s)
         self.flights = KeptFlights()
+        self.embedded: list[EmbeddingRequest] = []
         self.answers: list[tuple[str, int]] = []
         self.responses = KeptResponses()
         self.services = Services(
@@ -196,10 +212,25 @@ class Edge:
             health=lambda: health or Health(is_healthy=True, is_ready=True),
             render_metrics=lambda: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
+            embed=self._embed,
+            embedding_model=embedding_model,
+            estimate=self._estimate,
             page={"index.html": PageFile("text/html", b"<script>1</script>")},
+            suited=lambda request: request,
             responses=self.responses if stores_responses else None,
         )
         self.app = Routes(self.services)
+
+    async def _estimate(self, request: Request, limits: tuple[LimitCheck, ...]) -> Any:
+        """What it was asked, as its answer."""
+        return {"model": request.model, "n": request.n, "limits": limits}
+
+    async def _embed(self, request: EmbeddingRequest, flight: Flight) -> Embedded:
+        """Vectors (0.0, -2.5) for every input."""
+        self.embedded.append(request)
+        for state in (State.PREPARED, State.RESERVED, State.RUNNING, State.FINISHED):
+            flight.enter(state)
+        return Embedded((struct.pack("<2f", 0.0, -2.5),) * len(request.inputs), Usage(prompt_tokens=5), 3, {})
 
     async def ask(
         self, path: str, body: Any = None, *headers: tuple[bytes, bytes], method: str | None = None

@@ -67,6 +67,10 @@ class AccessSettings(Section, frozen=True):
     max_stop_chars: Positive = 256
     max_n: Positive = 8
     """Choices."""
+    max_prompts: Positive = 16
+    """Prompts of one request to /v1/completions."""
+    max_inputs: Positive = 256
+    """Texts of one request to /v1/embeddings."""
     max_tokens: Positive = 32768
     """Highest `max_tokens` that may be asked for."""
     max_json_depth: Positive = 64
@@ -118,6 +122,10 @@ class EngineSettings(Section, frozen=True):
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
     """Path of a libllama shared library; default is the one in the xllamacpp package."""
+    embedding_model: str | None = None
+    """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
+    embedding_context: Count = 0
+    """Tokens per text to embed; 0: what the model was trained on, at most 8192."""
     alias: str | None = None
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0

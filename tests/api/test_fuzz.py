@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from hitsend.serve.api.chat_request import ChatBody
+from hitsend.serve.api.completion_request import OwnFields
+from hitsend.serve.api.embeddings import EmbeddingsBody
+from hitsend.serve.api.services import ServedModel
 from tests.edge import Edge, chat_body
 
 NUMBERS = [
@@ -142,3 +145,28 @@ async def refuse_or_serve(asked: list[bytes]) -> tuple[int, int]:
         json.dumps([message.content for message in request.messages], ensure_ascii=False).encode()
     assert edge.flights.num_open == 0
     return served, len(asked) - served
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "fields"),
+    [
+        ("/v1/completions", {"prompt": "hi"}, (*OwnFields.__struct_fields__, "n", "stop", "stream", "messages", "x")),
+        ("/v1/embeddings", {"input": ["a", "b"]}, EmbeddingsBody.__struct_fields__),
+        ("/v1/estimate", {"messages": [{"role": "user", "content": "hi"}]}, ("n", "model", "max_tokens")),
+    ],
+)
+async def test_nor_is_one_on_the_other_routes(path: str, base: dict[str, Any], fields: tuple[str, ...]):
+    chance = random.Random(3)
+    edge = Edge(embedding_model=ServedModel(id="m", created=1, context=8))
+    plain = json.dumps({"model": "m"} | base)
+    missing = [json.dumps({"model": "m"} | {name: None}) for name in base]
+    own = [with_field('{"model":"m"}', name, value) for name in base for value in (*NUMBERS, *OTHERS)]
+    others = [with_field(plain, field, value) for field in fields for value in (*NUMBERS, *OTHERS)]
+    spoiled = [mutated(chance, plain.encode()) for _ in range(500)]
+    for body in (*(text.encode() for text in missing), *own, *others, *spoiled):
+        answer = await edge.ask(path, body)
+        assert answer.status in (200, 400, 404), body
+        if answer.status != 200:
+            assert isinstance(answer.error["message"], str)
+    assert (await edge.ask(path, plain.encode())).status == 200
+    assert edge.flights.num_open == 0

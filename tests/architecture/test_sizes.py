@@ -16,6 +16,7 @@ REQUEST_PATH = (
     "serve/api/routes.py",
     "serve/access/auth.py",
     "serve/api/chat_completions.py",
+    "serve/api/recorded.py",
     "serve/api/chat_request.py",
     "serve/api/chat_response.py",
     "serve/pipeline.py",

@@ -120,7 +120,10 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One chat request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect."""
+    """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
+
+    `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
+    """
 
     request_id: str
     model: str
@@ -151,6 +154,7 @@ class Request(msgspec.Struct, frozen=True):
     output_format: OutputFormat | None = None
     thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -98,7 +98,7 @@ class Account:
     def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:
         if error is None:
             reasons = {str(choice.finish_reason) for choice in self._choices}
-            return "completed", reasons.pop() if len(reasons) == 1 else "mixed"
+            return "completed", "mixed" if len(reasons) > 1 else "".join(reasons) or "stop"
         known = self._flight.error or (error if isinstance(error, ServeError) else None)
         if known is None:
             known = ClientGone("the client closed the connection")

@@ -31,13 +31,15 @@ from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Health, ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
-from hitsend.serve.chat.formats import resolve_formats
+from hitsend.serve.chat.formats import resolve_formats, suited
 from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.writer import Writer
+from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import markup
@@ -112,7 +114,10 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             on_step=metrics.observe_step,
         )
         stack.push_async_callback(engine.stop)
-        await asyncio.gather(text.start(), engine.start())
+        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
+        if embedder is not None:
+            stack.push_async_callback(embedder.stop)
+        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
         stages = Stages(
             clock=clock,
             text=text,
@@ -124,10 +129,11 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
             markup=markup(text.vocabulary, formats.tool, formats.reasoning),
         )
-        flights = Flights(stores.records, metrics, clock, settings.record)
+        rates = Rates()
+        flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        services = _services(settings, stages, stores.auth, flights, watch)
-        yield msgspec.structs.replace(services, responses=stores.responses if settings.responses.store else None)
+        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
+        yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
 @dataclass(frozen=True)
@@ -164,9 +170,12 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
 
 def _find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
-    folder = settings.engine.models_dir or Path(settings.server.data_dir) / "models"
-    found = resolve(settings.engine.model, Path(folder))
+    found = resolve(settings.engine.model, _models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def _models_dir(settings: Settings) -> Path:
+    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
@@ -185,25 +194,41 @@ def _names(found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> tuple[s
     return (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
 
 
-def _services(settings: Settings, stages: Stages, auth: Authenticator, flights: Flights, watch: "_Watch") -> Services:
+def _services(
+    settings: Settings,
+    stages: Stages,
+    stores: _Stores,
+    *,
+    flights: Flights,
+    watch: "_Watch",
+    embedding: EmbeddingStages,
+    rates: Rates,
+) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
+    embedder = embedding.embedder
+    embeds = None if embedder is None else ServedModel(embedder.model, created, embedder.facts.max_tokens)
     return Services(
         clock=stages.clock,
         server=settings.server,
         access=settings.access,
         stream=settings.stream,
-        auth=auth,
+        auth=stores.auth,
         flights=flights,
         pipeline=lambda request, flight: run(request, flight, stages),
         text=stages.text,
         records=flights,
         models=lambda: served,
-        state=watch.state,
+        state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
         health=watch.health,
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
         page=load_page(),
+        embed=lambda request, flight: embed(request, flight, embedding),
+        embedding_model=embeds,
+        suited=lambda request: suited(request, stages.text.facts, stages.formats),
+        responses=stores.responses if settings.responses.store else None,
+        estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
 

@@ -5,6 +5,8 @@ answers about open and closed requests alike. Always true: a flight is closed on
 open flight can be looked at any time. Next: `api/`.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from hitsend.core import events as ev
@@ -19,14 +21,21 @@ UNSERVED = "none"
 """The model label of requests that named no served model: what a client typed never becomes a label."""
 
 
+Observer = Callable[[RequestFigures], None]
+"""Who else wants to know what every ended request did."""
+
+
 class Flights:
     """Open flights by request id, in front of the store of closed ones."""
 
-    def __init__(self, store: RecordStore, metrics: Metrics, clock: Clock, settings: RecordSettings) -> None:
+    def __init__(
+        self, store: RecordStore, metrics: Metrics, clock: Clock, settings: RecordSettings, also: Observer
+    ) -> None:
         self._store = store
         self._metrics = metrics
         self._clock = clock
         self._settings = settings
+        self._also = also
         self._open: dict[str, Flight] = {}
 
     def open(self, request_id: str, principal: Principal) -> Flight:
@@ -42,7 +51,9 @@ class Flights:
         flight.close()
         self._open.pop(flight.request_id, None)
         self._store.put(summary(flight), msgspec.json.encode(flight.snapshot()))
-        self._metrics.observe_request(figures(flight))
+        ended = figures(flight)
+        self._metrics.observe_request(ended)
+        self._also(ended)
 
     async def get(self, request_id: str) -> bytes | None:
         """A record's JSON: of an open flight as it stands, of a closed one from the store."""

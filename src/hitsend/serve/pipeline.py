@@ -20,10 +20,13 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
+from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
+from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
@@ -54,17 +57,17 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     engine = _route(request, flight, stages)
     request = suited(request, stages.text.facts, stages.formats)
     job = await _prepare(request, flight, stages, engine)
-    engine.admit(job)
+    admit_all(engine, job)
     account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
-    async with account, aclosing(engine.generate(job)) as generation:
-        choices = [_assembler(request, job, stages, index) for index in range(request.n)]
+    async with account, aclosing(generate_all(engine, job)) as generation:
+        choices = [_assembler(request, job, stages, index) for index in range(job.num_choices)]
         account.watch(generation, choices)
         yield Started(
             request.request_id,
             int(flight.received_wall),
             request.model,
             system_fingerprint=_fingerprint(engine),
-            prompt_tokens=len(job.prompt_token_ids),
+            prompt_tokens=job.num_prompt_tokens,
         )
         async for delta in _answer(generation, choices, flight):
             yield delta
@@ -84,27 +87,35 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
 
 
 async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Job:
-    """Messages become ids, and ids a job that fits."""
-    context = engine.facts.cells_per_slot
-    prompt = await stages.text.prepare(request, wants_text=flight.keep_text, max_prompt_tokens=context)
-    flight.record(prompt.rendered(request.template_kwargs))
+    """Messages or prompts become ids, and ids a job that fits."""
+    context, keep_text = engine.facts.cells_per_slot, flight.keep_text
+    if request.prompts:
+        prompt: Prompt | Prompts = await prepare_prompts(request, stages.text, stages.clock, keep_ids=keep_text)
+    else:
+        prompt = await stages.text.prepare(request, wants_text=keep_text, max_prompt_tokens=context)
+        flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
     fitted = stages.budget.fit(request, prompt, engine.facts)
     flight.record(fitted)
+    first, *more = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
     return Job(
         request_id=request.request_id,
-        prompt_token_ids=prompt.prompt_token_ids,
+        prompt_token_ids=first,
         sampling=fitted.sampling,
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
-        constraint=await _constrain(request, prompt.prompt_token_ids, stages),
+        constraint=await constrain(request, first, stages),
+        more_prompts=tuple(more),
     )
 
 
-async def _constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:
-    """What the answer is held to once its thoughts are over, compiled once already."""
-    words, formats = stages.text.vocabulary, stages.formats
+async def constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:
+    """What the answer is held to once its thoughts are over, compiled once already. Raises InvalidRequest.
+
+    What goes on from a prompt without messages has no thoughts: all of it is held to it.
+    """
+    words, formats = stages.text.vocabulary, stages.formats if request.messages else Formats()
     source = grammar_source(request, formats.tool, words)
     return constraint_spec(
         None if source is None else await stages.text.compile(source),
@@ -132,19 +143,12 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         model=request.model,
         engine=engine.name,
         price=stages.prices.find(request.model, is_local=True),
-        input_tokens=len(job.prompt_token_ids),
-        output_tokens=job.max_tokens * job.n,
+        input_tokens=job.num_prompt_tokens,
+        output_tokens=job.max_tokens * job.num_choices,
     )
 
 
 def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assembler:
-    wanted = Wanted(
-        tools=request.tools if request.tool_choice.mode != "none" else (),
-        is_parallel=request.parallel_tool_calls,
-        is_thinking_open=_is_thinking_open(request, job.prompt_token_ids, stages),
-        is_thinking_wanted=_is_thinking_wanted(request),
-    )
-    reader = AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
     return Assembler(
         stages.text.vocabulary,
         request.stop,
@@ -152,8 +156,19 @@ def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assemb
         index=index,
         shows_stop=request.include_stop,
         min_tokens=request.min_tokens,
-        reader=reader,
+        reader=_reader(request, job, stages) if request.messages else None,
     )
+
+
+def _reader(request: Request, job: Job, stages: Stages) -> AnswerReader:
+    """Who looks for thoughts and calls."""
+    wanted = Wanted(
+        tools=request.tools if request.tool_choice.mode != "none" else (),
+        is_parallel=request.parallel_tool_calls,
+        is_thinking_open=_is_thinking_open(request, job.prompt_token_ids, stages),
+        is_thinking_wanted=_is_thinking_wanted(request),
+    )
+    return AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
 
 
 def _warnings(request: Request, choices: Sequence[Assembler]) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ until then never follows a false stop. `hitsend` (request_id, cost, timings, war
 in the body of an unstreamed answer. Next: `errors.py`.
 """
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,36 +18,10 @@ from msgspec import UNSET, UnsetType
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, ToolCallDelta, Usage
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
+from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
-
-_LOWEST_LOGPROB = -9999.0
-"""JSON has no -Infinity; OpenAI's documentation gives this value for "very unlikely"."""
-
-
-class TopLogprobOut(msgspec.Struct, frozen=True):
-    """One alternative; `bytes` is null where a token has none (control tokens)."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-
-
-class LogprobOut(msgspec.Struct, frozen=True):
-    """One token of the answer."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-    top_logprobs: list[TopLogprobOut]
-
-
-class LogprobsOut(msgspec.Struct, frozen=True):
-    """What a choice's `logprobs` holds when they were asked for."""
-
-    content: list[LogprobOut]
-    refusal: None = None
 
 
 class DeltaOut(msgspec.Struct, frozen=True):
@@ -221,7 +195,7 @@ class _Stream:
         self._unfinished.remove(delta.index)
         if delta.matched_stop is not None:
             self._matched[delta.index] = delta.matched_stop
-        ending = ChunkChoice(delta.index, DeltaOut(), finish_reason=_wire_reason(delta.finish_reason))
+        ending = ChunkChoice(delta.index, DeltaOut(), finish_reason=wire_reason(delta.finish_reason))
         if self._unfinished:
             return frames + self._frame(ending)
         self._last = ending
@@ -231,10 +205,10 @@ class _Stream:
         if self._last is None:
             raise IncompleteAnswer(f"{len(self._unfinished)} choices have no end")
         matched = tuple(self._matched.get(index) for index in range(self._request.n))
-        extension = _extension(self._request, completed, matched)
+        more = extension(self._request, completed, matched)
         if not self._request.include_usage:
-            return self._frame(self._last, hitsend=extension) + sse.DONE
-        return self._frame(self._last) + self._frame(usage=_usage(completed.usage), hitsend=extension) + sse.DONE
+            return self._frame(self._last, hitsend=more) + sse.DONE
+        return self._frame(self._last) + self._frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
 
     def _frame(
         self, *choices: ChunkChoice, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
@@ -262,7 +236,7 @@ def _chunks(delta: Delta, *, has_logprobs: bool) -> list[ChunkChoice]:
         parts.append(DeltaOut(tool_calls=tuple(call_delta(call) for call in delta.tool_calls)))
     found = [ChunkChoice(delta.index, part) for part in parts]
     if has_logprobs and found:
-        found[0] = ChunkChoice(delta.index, parts[0], _logprobs(delta.logprobs))
+        found[0] = ChunkChoice(delta.index, parts[0], logprobs_out(delta.logprobs))
     return found
 
 
@@ -305,16 +279,16 @@ def _completion(
     for index, choice in enumerate(collected):
         if choice.reason is None:
             raise IncompleteAnswer(f"choice {index} has no end")
-        logprobs = _logprobs(choice.logprobs) if request.logprobs else None
-        choices.append(Choice(index, choice.message(), logprobs, _wire_reason(choice.reason)))
+        logprobs = logprobs_out(choice.logprobs) if request.logprobs else None
+        choices.append(Choice(index, choice.message(), logprobs, wire_reason(choice.reason)))
     return ChatCompletion(
         id=_id(request),
         created=started.created,
         model=started.model,
         system_fingerprint=started.system_fingerprint,
         choices=tuple(choices),
-        usage=_usage(completed.usage),
-        hitsend=_extension(request, completed, tuple(choice.matched for choice in collected)),
+        usage=usage_out(completed.usage),
+        hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
     )
 
 
@@ -322,13 +296,15 @@ def _id(request: Request) -> str:
     return f"chatcmpl-{request.request_id}"
 
 
-def _wire_reason(reason: FinishReason) -> FinishReason:
+def wire_reason(reason: FinishReason) -> FinishReason:
+    """The reason, if it is an end that clients know. Raises IncompleteAnswer."""
     if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         raise IncompleteAnswer(f"{reason} is no end of an answer: it should have been raised")
     return reason
 
 
-def _usage(usage: Usage) -> UsageOut:
+def usage_out(usage: Usage) -> UsageOut:
+    """As the wire has it."""
     return UsageOut(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -338,7 +314,8 @@ def _usage(usage: Usage) -> UsageOut:
     )
 
 
-def _extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
+def extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
+    """Our own object; `matched` has one entry per choice."""
     return Extension(
         request_id=request.request_id,
         cost_microusd=completed.cost_microusd,
@@ -346,17 +323,3 @@ def _extension(request: Request, completed: Completed, matched: tuple[str | None
         warnings=tuple(dict.fromkeys((*request.warnings, *completed.warnings))),
         matched_stops=matched,
     )
-
-
-def _logprobs(entries: Iterable[TextLogprob]) -> LogprobsOut:
-    return LogprobsOut(
-        [
-            LogprobOut(**_common(entry), top_logprobs=[TopLogprobOut(**_common(other)) for other in entry.top])
-            for entry in entries
-        ]
-    )
-
-
-def _common(entry: TextLogprob) -> dict[str, Any]:
-    logprob = max(_LOWEST_LOGPROB, entry.logprob)
-    return {"token": entry.token, "logprob": logprob, "bytes": entry.bytes or None}

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-from hitsend.core.events import Authenticated, Received
-from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
@@ -87,14 +85,6 @@ class Exchange:
         """The model of a request that names none: the only one there is."""
         models = self.services.models()
         return models[0].id if len(models) == 1 else None
-
-    def note_caller(self, flight: Flight) -> None:
-        """Write into the record who asks for what."""
-        caller = self.principal
-        flight.record(Received(method=self.method, path=self.path, client=self.client_host))
-        flight.record(
-            Authenticated(name=caller.name, key_id=caller.key_id, user=caller.user, app=caller.app, org=caller.org)
-        )
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header, in order."""

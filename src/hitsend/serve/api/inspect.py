@@ -90,16 +90,22 @@ async def state(exchange: Exchange) -> None:
 
 async def models(exchange: Exchange) -> None:
     """All served models."""
-    await exchange.answer_json({"object": "list", "data": [_model(model) for model in exchange.services.models()]})
+    await exchange.answer_json({"object": "list", "data": [_model(model) for model in _served(exchange)]})
 
 
 async def model(exchange: Exchange) -> None:
     """One served model. Raises ModelNotFound."""
-    for served in exchange.services.models():
+    for served in _served(exchange):
         if served.id == exchange.param:
             await exchange.answer_json(_model(served))
             return
     raise ModelNotFound("no model of that name is served here", param="model")
+
+
+def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
+    """Models that chat, and the one that embeds."""
+    embedding = exchange.services.embedding_model
+    return (*exchange.services.models(), *([embedding] if embedding is not None else []))
 
 
 async def metrics(exchange: Exchange) -> None:

@@ -71,7 +71,7 @@ class MetadataIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_id: Label | None = None
 
 
-class CountedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CountTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What decides how long the prompt is: the body of `count_tokens`."""
 
     messages: list[TurnIn]
@@ -89,7 +89,7 @@ class CountedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     mcp_servers: Any = None
 
 
-class MessagesBody(CountedBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The wire's request, field by field; None is "not given" and JSON's null."""
 
     max_tokens: TokenCount
@@ -149,13 +149,13 @@ def read_counted(
     """A request of which only the prompt matters. Raises InvalidRequest."""
     tree, _ = wire.decode(body, limits)
     _check_limits(tree, limits)
-    asked = strict_json.typed(tree, CountedBody)
+    asked = strict_json.typed(tree, CountTokensBody)
     warnings = _check_features(asked)
     return _prompt(asked, warnings, request_id=request_id, principal=principal, default_model=default_model)
 
 
 def _prompt(
-    asked: CountedBody, warnings: list[str], *, request_id: str, principal: Principal, default_model: str | None
+    asked: CountTokensBody, warnings: list[str], *, request_id: str, principal: Principal, default_model: str | None
 ) -> Request:
     turns = Turns()
     messages_blocks.read_system(turns, asked.system, warnings)
@@ -183,7 +183,7 @@ def _prompt(
     )
 
 
-def _check_features(asked: CountedBody) -> list[str]:
+def _check_features(asked: CountTokensBody) -> list[str]:
     wire.refuse(asked, UNSUPPORTED)
     if asked.speed not in (None, "standard"):
         raise InvalidRequest("speed: only standard is supported", param="speed")

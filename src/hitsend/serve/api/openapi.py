@@ -6,24 +6,40 @@ it, because it is made from them; a summary is the first line of the handler's d
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 import msgspec
 
 import hitsend
-from hitsend.serve.api.chat_request import HABITS, UNSUPPORTED, ChatBody
+from hitsend.serve.api import chat_request, messages_request, responses_request
+from hitsend.serve.api.chat_request import ChatBody
 from hitsend.serve.api.chat_response import ChatCompletion, Chunk
+from hitsend.serve.api.completion_request import CompletionBody
+from hitsend.serve.api.completions import TextCompletion
+from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
 from hitsend.serve.api.errors import ErrorBody
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.messages_request import CountTokensBody, MessagesBody
+from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
 from hitsend.serve.api.sampling_fields import REFUSED
 from hitsend.serve.api.tokens import DetokenizeBody, TokenizeBody
+from hitsend.serve.estimate import Estimate
 
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatBody,
+    "/v1/chat/completions/input_tokens": ChatBody,
+    "/v1/chat/completions/render": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/estimate": ChatBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": InputTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -31,8 +47,34 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 
 ANSWERS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": {"application/json": ChatCompletion, "text/event-stream": Chunk},
+    "/v1/completions": {"application/json": TextCompletion, "text/event-stream": TextCompletion},
+    "/v1/embeddings": {"application/json": EmbeddingList},
+    "/v1/estimate": {"application/json": Estimate},
 }
 """What a route answers, by content type, where a struct says so; a stream's struct is one event's data."""
+
+
+def _said(habits: Iterable[str], unsupported: Iterable[str], refused: Mapping[str, str]) -> dict[str, str]:
+    """What is to be said of fields that have no effect, or are known only to be refused."""
+    said = dict.fromkeys(habits, "Accepted without effect; the answer's warnings say so.")
+    said |= dict.fromkeys(unsupported, "Refused: not supported.")
+    return said | {field: f"Refused: {reason}." for field, reason in refused.items()}
+
+
+_OF_CHAT = _said(chat_request.HABITS, chat_request.UNSUPPORTED, REFUSED)
+_OF_RESPONSES = _said(responses_request.HABITS, responses_request.UNSUPPORTED, {})
+_OF_MESSAGES = _said(
+    messages_request.HABITS, (*messages_request.UNSUPPORTED, *messages_request.UNSUPPORTED_IN_ANSWERS), {}
+)
+SAID: dict[type[msgspec.Struct], dict[str, str]] = {
+    ChatBody: _OF_CHAT,
+    CompletionBody: _OF_CHAT,
+    ResponsesBody: _OF_RESPONSES,
+    InputTokensBody: _OF_RESPONSES,
+    MessagesBody: _OF_MESSAGES,
+    CountTokensBody: _OF_MESSAGES,
+}
+"""What a body's fields can't say by their type."""
 
 PAGES: dict[str, str] = {
     "/": "text/html",
@@ -62,7 +104,8 @@ def document(routes: Table) -> dict[str, Any]:
     """The whole document, as JSON values."""
     structs = [*BODIES.values(), *(kind for kinds in ANSWERS.values() for kind in kinds.values()), ErrorBody]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_PLACE)
-    _annotate(schemas["ChatBody"]["properties"])
+    for struct, said in SAID.items():
+        _annotate(schemas[struct.__name__]["properties"], said)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -132,11 +175,8 @@ def _responses(path: str) -> dict[str, Any]:
     return responses
 
 
-def _annotate(properties: dict[str, Any]) -> None:
-    """Say of fields what their type can't: that they have no effect, or are known only to be refused."""
-    said = dict.fromkeys(HABITS, "Accepted without effect; the answer's warnings say so.")
-    said |= dict.fromkeys(UNSUPPORTED, "Refused: not supported.")
-    said |= {field: f"Refused: {reason}." for field, reason in REFUSED.items()}
+def _annotate(properties: dict[str, Any], said: Mapping[str, str]) -> None:
+    """Say of fields what their type can't."""
     for field, words in said.items():
         if field in properties:
             properties[field]["description"] = words

@@ -62,7 +62,7 @@ class ReasoningIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str | None = None
 
 
-class CountedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class InputTokensBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What decides how long the prompt is: the body of `/v1/responses/input_tokens`."""
 
     input: str | list[Any] | None = None
@@ -80,7 +80,7 @@ class CountedBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     personality: Any = None
 
 
-class ResponsesBody(CountedBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResponsesBody(InputTokensBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The wire's request, field by field; None is "not given" and JSON's null."""
 
     max_output_tokens: TokenCount | None = None
@@ -153,8 +153,8 @@ def read_counted(body: bytes, limits: AccessSettings) -> ResponsesBody:
     """The body of a question for the prompt's length, as a request without anything else. Raises InvalidRequest."""
     tree, _ = wire.decode(body, limits)
     _check_limits(tree, limits)
-    counted = strict_json.typed(tree, CountedBody)
-    return ResponsesBody(**{field: getattr(counted, field) for field in CountedBody.__struct_fields__})
+    counted = strict_json.typed(tree, InputTokensBody)
+    return ResponsesBody(**{field: getattr(counted, field) for field in InputTokensBody.__struct_fields__})
 
 
 def build(

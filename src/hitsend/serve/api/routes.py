@@ -8,7 +8,18 @@ scope's path alone; whatever a handler raises becomes a status here, unless the 
 from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
-from hitsend.serve.api import chat_completions, inspect, messages, messages_errors, openapi, responses, tokens
+from hitsend.serve.api import (
+    chat_completions,
+    completions,
+    dry_runs,
+    embeddings,
+    inspect,
+    messages,
+    messages_errors,
+    openapi,
+    responses,
+    tokens,
+)
 from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
@@ -21,6 +32,11 @@ Handler = Callable[[Exchange], Awaitable[None]]
 ROUTES: dict[str, dict[str, Handler]] = {
     "/": {"GET": inspect.page},
     "/v1/chat/completions": {"POST": chat_completions.chat_completions},
+    "/v1/chat/completions/input_tokens": {"POST": dry_runs.input_tokens},
+    "/v1/chat/completions/render": {"POST": dry_runs.render},
+    "/v1/completions": {"POST": completions.completions},
+    "/v1/embeddings": {"POST": embeddings.embeddings},
+    "/v1/estimate": {"POST": dry_runs.estimate},
     "/v1/responses": {"POST": responses.create},
     "/v1/responses/input_tokens": {"POST": responses.input_tokens},
     "/v1/responses/{id}/input_items": {"GET": responses.input_items},

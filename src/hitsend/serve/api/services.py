@@ -4,14 +4,18 @@ Enters: nothing. Leaves: types. Always true: the edge knows stages only by what 
 every route with a few lines of fakes. Next: `routes.py`.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
 
 from hitsend.core.clock import Clock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
+from hitsend.core.events import LimitCheck
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.serve.chat.prompt import Prompt
+from hitsend.serve.estimate import Estimate
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 Answer = AsyncGenerator[Started | Delta | Completed, None]
@@ -104,6 +108,10 @@ class Text(Protocol):
         """Ids of a text; control spellings stay text unless asked for. Raises InvalidRequest."""
         ...
 
+    async def prepare(self, request: Request, *, wants_text: bool = False) -> Prompt:
+        """The request's prompt. Raises InvalidRequest."""
+        ...
+
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         """Ids of the request's rendered messages. Raises InvalidRequest."""
         ...
@@ -140,7 +148,7 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none.
+    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it.
     """
 
     clock: Clock
@@ -158,4 +166,8 @@ class Services(msgspec.Struct, frozen=True):
     render_metrics: Callable[[], tuple[str, bytes]]
     observe_http: Callable[[str, int, float], None]
     page: dict[str, PageFile]
-    responses: StoredResponses | None = None
+    embed: Callable[[EmbeddingRequest, Flight], Awaitable[Embedded]]
+    embedding_model: ServedModel | None
+    estimate: Callable[[Request, tuple[LimitCheck, ...]], Awaitable[Estimate]]
+    suited: Callable[[Request], Request]
+    responses: StoredResponses | None

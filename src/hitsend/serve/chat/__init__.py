@@ -5,5 +5,6 @@ in tokens, sampling values and where each came from). Always true: the checkpoin
 how a conversation is written; nobody can type a control token; nothing is ever cut to fit; rendering and tokenising
 happen in a child process that can be killed, so that neither a template nor a text can stop the edge.
 Order of reading: `template.py`, `marks.py`, `tokenizer.py`, `prompt.py` (these run in the text child), `text.py` (the
-edge's side of it), `budget.py`, `presets.py`, `formats.py`, `tool_prompt.py`.
+edge's side of it), `completion.py` (prompts without messages), `budget.py`, `presets.py`, `formats.py`,
+`tool_prompt.py`.
 """

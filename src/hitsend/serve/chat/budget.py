@@ -19,6 +19,7 @@ import msgspec
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.events import Fitted, LimitCheck
 from hitsend.core.request import Request, SamplingAsked, SamplingParams
+from hitsend.serve.chat.completion import Prompts
 from hitsend.serve.chat.presets import Defaults
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.loop.messages import EngineFacts
@@ -48,11 +49,12 @@ class Budget(msgspec.Struct, frozen=True):
     draw: Callable[[], int]
     ceiling: int | None = None
 
-    def fit(self, request: Request, prompt: Prompt, facts: EngineFacts) -> Fitted:
+    def fit(self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts) -> Fitted:
         """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
-        context = facts.cells_per_slot
+        context, num_tokens = facts.cells_per_slot, prompt.num_tokens
+        param, asked = "prompt" if request.prompts else "messages", request.max_tokens
         max_tokens = allowed_output(
-            request.max_tokens, num_prompt_tokens=prompt.num_tokens, context=context, ceiling=self.ceiling
+            asked, num_prompt_tokens=num_tokens, context=context, ceiling=self.ceiling, param=param
         )
         _check_tokens(request, facts.vocab_size)
         if request.min_tokens > max_tokens:
@@ -60,29 +62,31 @@ class Budget(msgspec.Struct, frozen=True):
             raise InvalidRequest(text, param="min_tokens")
         sampling, sources = resolve_sampling(request, self.defaults, self.draw)
         checks = (
-            LimitCheck("prompt_tokens", prompt.num_tokens, context - 1),
-            LimitCheck("prompt_and_max_tokens", prompt.num_tokens + max_tokens, context),
+            LimitCheck("prompt_tokens", num_tokens, context - 1),
+            LimitCheck("prompt_and_max_tokens", num_tokens + max_tokens, context),
         )
         return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)
 
 
-def allowed_output(max_tokens: int | None, *, num_prompt_tokens: int, context: int, ceiling: int | None = None) -> int:
-    """How many tokens each choice may have. Raises ContextLengthExceeded."""
+def allowed_output(
+    max_tokens: int | None, *, num_prompt_tokens: int, context: int, ceiling: int | None = None, param: str = "messages"
+) -> int:
+    """How many tokens each choice may have. Raises ContextLengthExceeded, which names `param`."""
     left = context - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"the messages make {num_prompt_tokens} tokens; this model's context is {context} tokens, of which at "
-            "least one must stay free for the answer. Shorten the messages; nothing is cut off.",
-            param="messages",
+            f"{num_prompt_tokens} tokens of {param}; this model's context is {context} tokens, of which at "
+            f"least one must stay free for the answer. Shorten the {param}; nothing is cut off.",
+            param=param,
         )
     if max_tokens is None:
         return left if ceiling is None else min(left, ceiling)
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"the messages make {num_prompt_tokens} tokens and {max_tokens} are asked for the answer, "
+            f"{num_prompt_tokens} tokens of {param} and {max_tokens} are asked for the answer, "
             f"{num_prompt_tokens + max_tokens} together; this model's context is {context} tokens. "
-            f"At most {left} tokens of answer fit behind these messages.",
-            param="messages",
+            f"At most {left} tokens of answer fit behind the {param}.",
+            param=param,
         )
     return max_tokens
 

@@ -197,6 +197,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_set_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
     "llama_decode": (_I, [_P, BatchStruct]),
     "llama_get_logits": (_P, [_P]),
+    "llama_get_embeddings_seq": (_P, [_P, _I]),
+    "llama_model_n_embd_out": (_I, [_P]),
+    "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
 }
 

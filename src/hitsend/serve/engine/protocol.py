@@ -17,7 +17,10 @@ from hitsend.serve.loop.messages import EngineFacts
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting."""
+    """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting.
+
+    With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -26,6 +29,17 @@ class Job(msgspec.Struct, frozen=True):
     max_tokens: int
     deadline_s: float
     constraint: ConstraintSpec | None = None
+    more_prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts together."""
+        return len(self.prompt_token_ids) + sum(map(len, self.more_prompts))
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts together."""
+        return self.n * (1 + len(self.more_prompts))
 
 
 class Tokens(msgspec.Struct, frozen=True):

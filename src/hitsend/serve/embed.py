@@ -1,0 +1,193 @@
+"""One embedding request from parsed to settled: the short sister of `pipeline.py`.
+
+Enters: an `EmbeddingRequest` and the `Flight` that records it. Leaves: an `Embedded`. Always true: nothing is cut to
+fit, a text that is too long is refused with both numbers before anything is held; one hold and one row, however many
+inputs; a request that is cancelled pays for the batches that were computed; each batch is a step in the record.
+Next: `account.py`.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hitsend.core.clock import Clock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
+from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound
+from hitsend.core.events import Routed, Step, Tokenized
+from hitsend.core.lifecycle import State
+from hitsend.core.record import Flight
+from hitsend.serve.account import Account
+from hitsend.serve.engine.convert_minilm import PACKAGED, converted
+from hitsend.serve.engine.embedder import Embedder
+from hitsend.serve.engine.models import resolve
+from hitsend.serve.engine.protocol import EngineEvent, Produced
+from hitsend.serve.usage.ledger import Ledger
+from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.rows import HoldRequest
+from hitsend.settings import EngineSettings
+
+Ids = tuple[int, ...]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class EmbeddingStages:
+    """What an embedding request passes through; built once by `app.py`. `embedder` None: no model is configured."""
+
+    clock: Clock
+    embedder: Embedder | None
+    prices: PriceBook
+    ledger: Ledger
+
+
+def find_embedder(settings: EngineSettings, models_dir: Path) -> Embedder | None:
+    """The embedding model, where one is configured; the packaged one is converted at its first start.
+
+    May take long. Raises ConfigError.
+    """
+    wanted = settings.embedding_model
+    if wanted is None:
+        return None
+    if wanted.lower() == PACKAGED:
+        return Embedder(settings, str(converted(models_dir)), model=PACKAGED)
+    try:
+        found = resolve(wanted, models_dir)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engine.model:", "engine.embedding_model:")) from None
+    return Embedder(settings, found.path, model=found.name)
+
+
+async def embed(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -> Embedded:
+    """Live through one request. Raises ServeErrors; those before the hold cost nothing."""
+    embedder = _route(request, flight, stages)
+    dimensions = _dimensions(request, embedder)
+    inputs = await _tokenize(request, flight, stages.clock, embedder)
+    flight.enter(State.PREPARED)
+    hold = HoldRequest(
+        request_id=request.request_id,
+        principal=request.principal,
+        model=request.model,
+        engine=embedder.name,
+        price=stages.prices.find(request.model, is_local=True),
+        input_tokens=sum(map(len, inputs)),
+        output_tokens=0,
+    )
+    work = _Work()
+    vectors: list[bytes] = []
+    async with Account(stages.ledger, hold, flight, stages.clock) as account:
+        account.watch(work, ())
+        for batch in batches(inputs, embedder.facts.max_batch_tokens, embedder.facts.max_batch_inputs):
+            answer = await embedder.embed(batch, dimensions)
+            flight.enter(State.RUNNING)
+            work.num_tokens += sum(map(len, batch))
+            work.num_batches += 1
+            flight.record(_step(batch, work.num_batches, answer.started_at, answer.ended_at))
+            size = dimensions * _FLOAT_BYTES
+            vectors += [answer.data[at : at + size] for at in range(0, len(answer.data), size)]
+    flight.enter(State.FINISHED)
+    return Embedded(tuple(vectors), flight.usage, flight.cost_microusd, flight.timings())
+
+
+def batches(inputs: Sequence[Ids], max_tokens: int, max_inputs: int) -> list[tuple[Ids, ...]]:
+    """The inputs in their order, in portions that keep to both limits. Each input alone must keep to the first."""
+    found: list[tuple[Ids, ...]] = []
+    portion: list[Ids] = []
+    num_tokens = 0
+    for ids in inputs:
+        if portion and (num_tokens + len(ids) > max_tokens or len(portion) == max_inputs):
+            found.append(tuple(portion))
+            portion, num_tokens = [], 0
+        portion.append(ids)
+        num_tokens += len(ids)
+    return [*found, tuple(portion)]
+
+
+def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -> Embedder:
+    embedder = stages.embedder
+    if embedder is None:
+        raise ModelNotFound(
+            "no embedding model is configured: set engine.embedding_model to all-minilm-l6-v2 or to an embedding "
+            "model's GGUF file",
+            param="model",
+        )
+    if request.model != embedder.model:
+        shown = request.model[:100]
+        raise ModelNotFound(f"{shown!r} is no embedding model here; served: {embedder.model}", param="model")
+    flight.model = request.model
+    flight.record(Routed(embedder.name, request.model, "the only embedding model"))
+    return embedder
+
+
+def _dimensions(request: EmbeddingRequest, embedder: Embedder) -> int:
+    most = embedder.facts.dimensions
+    if request.dimensions is not None and request.dimensions > most:
+        raise InvalidRequest(f"dimensions: {request.dimensions}, this model has {most}", param="dimensions")
+    return request.dimensions or most
+
+
+async def _tokenize(request: EmbeddingRequest, flight: Flight, clock: Clock, embedder: Embedder) -> tuple[Ids, ...]:
+    """Ids of every input, checked. What the caller sent as ids is taken as it is, without special tokens around it."""
+    started_at = clock.now()
+    texts = tuple(each for each in request.inputs if isinstance(each, str))
+    split = iter(await embedder.tokenize(texts) if texts else ())
+    inputs = tuple(next(split) if isinstance(each, str) else each for each in request.inputs)
+    facts = embedder.facts
+    for index, ids in enumerate(inputs):
+        where = "input" if len(inputs) == 1 else f"input[{index}]"
+        if len(ids) > facts.max_tokens:
+            raise ContextLengthExceeded(
+                f"{where}: {len(ids)} tokens, this model takes {facts.max_tokens}; nothing is cut off", param=where
+            )
+        if any(token >= facts.vocab_size for token in ids):
+            raise InvalidRequest(f"{where}: token ids of this model are 0 to {facts.vocab_size - 1}", param=where)
+    flight.record(
+        Tokenized(
+            started_at=started_at,
+            ended_at=clock.now(),
+            num_tokens=sum(map(len, inputs)),
+            num_control_tokens=0,
+            spans=(),
+            prompt_token_ids=tuple(token for ids in inputs for token in ids) if flight.keep_text else None,
+        )
+    )
+    return inputs
+
+
+def _step(batch: Sequence[Ids], number: int, started_at: float, ended_at: float) -> Step:
+    num_tokens = sum(map(len, batch))
+    return Step(
+        step=number,
+        started_at=started_at,
+        ended_at=ended_at,
+        prefill_tokens=num_tokens,
+        decode_tokens=0,
+        batch_prefill_tokens=num_tokens,
+        batch_decode_tokens=0,
+        batch_sequences=len(batch),
+    )
+
+
+class _Work:
+    """The counts of a running request, as the account reads them of a generation."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_batches = 0
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        return self
+
+    async def __anext__(self) -> EngineEvent:
+        raise StopAsyncIteration
+
+    async def end_choice(self, choice: int) -> None:
+        """There is none."""
+
+    async def aclose(self) -> None:
+        """Nothing is left in the engine: each batch is waited for."""
+
+    @property
+    def produced(self) -> Produced:
+        """The tokens of the batches that were computed."""
+        return Produced(self.num_tokens, ())
