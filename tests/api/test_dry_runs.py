@@ -1,8 +1,10 @@
 """Routes that look at a chat request without running it."""
 
+import msgspec
 import pytest
 
 from hitsend.core.request import Principal
+from hitsend.serve.api.routes import Routes
 from tests.edge import Edge, chat_body
 
 ROUTES = ("/v1/chat/completions/render", "/v1/chat/completions/input_tokens", "/v1/estimate")
@@ -20,6 +22,16 @@ async def test_render_shows_the_prompt_and_where_each_message_lies():
 async def test_input_tokens_has_the_shape_of_the_responses_api():
     answer = await Edge().ask(ROUTES[1], chat_body())
     assert answer.json() == {"object": "chat.completion.input_tokens", "input_tokens": 2}
+
+
+@pytest.mark.parametrize("path", [ROUTES[0], ROUTES[2]])
+async def test_the_request_is_looked_at_as_the_template_would_get_it(path: str):
+    edge = Edge()
+    edge.services = msgspec.structs.replace(
+        edge.services, suited=lambda request: msgspec.structs.replace(request, model=f"suited {request.model}")
+    )
+    edge.app = Routes(edge.services)
+    assert (await edge.ask(path, chat_body())).json()["model"] == "suited m"
 
 
 async def test_an_estimate_knows_the_limits_that_were_tested():

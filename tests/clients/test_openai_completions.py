@@ -1,5 +1,6 @@
 """OpenAI's own client against the real server: the legacy completions route, one bill however many prompts."""
 
+import re
 from collections.abc import Iterator
 
 import openai
@@ -34,6 +35,17 @@ def test_whole_streamed_and_echoed(client: openai.OpenAI, served: Served) -> Non
     assert echoed.choices[0].text == prompt + whole.choices[0].text
     streamed = list(client.completions.create(**asked, echo=True, stream=True))
     assert "".join(choice.text for chunk in streamed for choice in chunk.choices) == echoed.choices[0].text
+
+
+def test_every_choice_of_every_prompt_is_held_to_its_format(client: openai.OpenAI, served: Served) -> None:
+    held = {"structured_outputs": {"regex": "[0-9]{3}-[a-c]{2}"}}
+    answer = client.completions.create(
+        model=served.model, prompt=["The code is ", "Once"], n=2, max_tokens=20, temperature=1, extra_body=held
+    )
+    assert len(answer.choices) == 4
+    for choice in answer.choices:
+        assert re.fullmatch("[0-9]{3}-[a-c]{2}", choice.text)
+        assert choice.finish_reason == "stop"
 
 
 def test_text_and_its_ids_are_the_same_prompt(client: openai.OpenAI, served: Served) -> None:

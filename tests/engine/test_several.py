@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import EngineFailed
 from hitsend.core.events import Admitted, Queued, Released
 from hitsend.core.request import SampledToken, SamplingParams
@@ -121,6 +122,8 @@ def test_a_job_is_split_so_that_each_choice_keeps_its_seed_and_admission_is_aske
     assert [part.sampling.seed for part in parts] == [10, 12, 14]
     assert len({part.request_id for part in parts}) == 3
     assert parts[0].request_id == whole.request_id
+    held = ConstraintSpec("g")
+    assert {part.constraint for part in split(msgspec.structs.replace(whole, constraint=held))} == {held}
     asked = []
     admit_all(SimpleNamespace(admit=asked.append), whole)
     admit_all(SimpleNamespace(admit=asked.append), job(0))
