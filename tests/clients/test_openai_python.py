@@ -114,7 +114,7 @@ def test_extra_fields_pass_and_are_checked(client: openai.OpenAI, served: Served
         ({"n": 1000}, "n"),
         ({"stop": ["a"] * 5}, "stop"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "no spaces", "parameters": {}}}]}, "tools"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"max_tokens": 1_000_000}, "max_tokens"),
     ],

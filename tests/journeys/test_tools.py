@@ -69,17 +69,30 @@ def test_a_round_of_calls_and_results_is_understood(served: Served):
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "get_tme"}}}, "tool_choice"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),
-    ],
+    "choice",
+    ["required", {"type": "function", "function": {"name": "get_time"}}],
+    ids=["required", "named"],
 )
-def test_what_only_force_could_keep_is_refused(served: Served, fields: dict[str, object], param: str):
-    body = {"model": served.model, "messages": [{"role": "user", "content": "q"}], "tools": [TOOL]} | fields
-    status, answer, _ = served.post("/v1/chat/completions", body)
-    assert (status, answer["error"]["param"]) == (400, param)
+def test_a_forced_call_is_a_valid_one(served: Served, choice: object):
+    """The bundled model knows no tools: what comes is the grammar's doing."""
+    answer = served.chat("What time is it in Lima?", tools=[TOOL], tool_choice=choice, max_tokens=80, seed=5)
+    assert answer["choices"][0]["finish_reason"] in ("tool_calls", "length")
+    calls = answer["choices"][0]["message"].get("tool_calls") or []
+    assert [call["function"]["name"] for call in calls[:1]] == ["get_time"]
+    if answer["choices"][0]["finish_reason"] == "tool_calls":
+        assert isinstance(json.loads(calls[0]["function"]["arguments"]), dict)
+
+
+def test_a_choice_that_names_no_tool_is_refused(served: Served):
+    body = {"model": served.model, "messages": [{"role": "user", "content": "q"}], "tools": [TOOL]}
+    choice = {"type": "function", "function": {"name": "get_tme"}}
+    status, answer, _ = served.post("/v1/chat/completions", body | {"tool_choice": choice})
+    assert (status, answer["error"]["param"]) == (400, "tool_choice")
+
+
+def test_a_budget_of_thoughts_means_nothing_to_a_model_without_any(served: Served):
+    answer = served.chat("Hi.", thinking_token_budget=5, max_tokens=2)
+    assert any("thinking_token_budget" in warning for warning in answer["hitsend"]["warnings"])
 
 
 def test_thoughts_that_the_template_opened_and_nothing_closed(thinking: Served):
