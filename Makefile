@@ -79,7 +79,7 @@ docs: dev ## write the generated pages again
 
 lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versions)
 	@$(COMPILE) --output-file requirements.lock pyproject.toml
-	@$(COMPILE) --output-file requirements-build.lock --only-build-deps pyproject.toml
+	@$(COMPILE) --output-file requirements-build.lock --only-build-deps --build-deps-for editable pyproject.toml
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
