@@ -253,8 +253,8 @@ def test_all_that_the_engine_sampled_is_billed_or_discarded(served: Served) -> N
         discarded = _counter(served, "hitsend_tokens_discarded_total")
         return _counter(served, "hitsend_tokens_output_total"), billed + discarded
 
-    # a record closes, and is counted, a moment after its answer has ended
-    engine, ledger = until(counted, lambda both: both[0] == both[1])
+    # a record closes, and is counted, when its connection is done with: after stream.stall_s at the latest
+    engine, ledger = until(counted, lambda both: both[0] == both[1], 45)
     assert engine == ledger > 0
 
 

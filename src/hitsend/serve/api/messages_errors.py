@@ -37,21 +37,25 @@ _TYPES: tuple[tuple[type[ServeError], str], ...] = (
 """The first class that fits decides."""
 
 
-class _Detail(msgspec.Struct, frozen=True):
+class MessagesErrorDetail(msgspec.Struct, frozen=True):
+    """`type` is one of Anthropic's names."""
+
     type: str
     message: str
 
 
-class _Body(msgspec.Struct, frozen=True):
+class MessagesError(msgspec.Struct, frozen=True):
+    """Anthropic's error object."""
+
     type: str
-    error: _Detail
+    error: MessagesErrorDetail
     request_id: str
 
 
 def error_body(error: ServeError, request_id: str) -> bytes:
     """The body of a response that went wrong before its first byte."""
     kind = next((name for cls, name in _TYPES if isinstance(error, cls)), "api_error")
-    return msgspec.json.encode(_Body("error", _Detail(kind, error.message), request_id))
+    return msgspec.json.encode(MessagesError("error", MessagesErrorDetail(kind, error.message), request_id))
 
 
 def error_frame(error: ServeError, request_id: str) -> bytes:

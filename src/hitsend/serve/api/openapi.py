@@ -21,6 +21,7 @@ from hitsend.serve.api.completions import TextCompletion
 from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
 from hitsend.serve.api.errors import ErrorBody
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.messages_errors import MessagesError
 from hitsend.serve.api.messages_request import CountTokensBody, MessagesBody
 from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
 from hitsend.serve.api.sampling_fields import REFUSED
@@ -102,7 +103,8 @@ def telling(routes: Table) -> Callable[[Exchange], Awaitable[None]]:
 
 def document(routes: Table) -> dict[str, Any]:
     """The whole document, as JSON values."""
-    structs = [*BODIES.values(), *(kind for kinds in ANSWERS.values() for kind in kinds.values()), ErrorBody]
+    structs = [*BODIES.values(), *(kind for kinds in ANSWERS.values() for kind in kinds.values())]
+    structs += [ErrorBody, MessagesError]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_PLACE)
     for struct, said in SAID.items():
         _annotate(schemas[struct.__name__]["properties"], said)
@@ -167,7 +169,8 @@ def _responses(path: str) -> dict[str, Any]:
         content = {PAGES[path]: {"schema": {"type": "string"}}}
     else:
         content = {"application/json": {"schema": {"type": "object"}}}
-    error = {"application/json": {"schema": {"$ref": _PLACE.format(name=ErrorBody.__name__)}}}
+    shape = MessagesError if path.startswith("/v1/messages") else ErrorBody
+    error = {"application/json": {"schema": {"$ref": _PLACE.format(name=shape.__name__)}}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
     if path in ("/healthz", "/readyz"):
         responses["503"] = {"description": "Not now.", "content": {"application/json": {"schema": {"type": "object"}}}}
