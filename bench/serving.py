@@ -122,7 +122,7 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
         for number in range(rounds):
             for concurrency in levels:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
-                    requests = max(8, 4 * concurrency)
+                    requests = max(8, 3 * concurrency)
                     seed = 1000 * number + concurrency  # no prompt is ever sent twice: the peer keeps old ones
                     before = costs(ours)
                     row = measure(target, concurrency, requests, seed)
