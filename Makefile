@@ -62,17 +62,17 @@ check: dev ## lint, format, types, import contracts, sizes, docs
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/pytest -q tests/architecture
+	@$(BIN)/pytest -q -n 0 tests/architecture
 
 test: check ## everything CI runs
 	@$(BIN)/pytest -q
-	@$(BIN)/pytest -q -m "model or slow or client"
+	@$(BIN)/pytest -q -n 0 -m "model or slow or client"
 
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
+	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md
