@@ -243,7 +243,6 @@ def _is_billed_as_produced(served: Served, request_id: str) -> None:
     assert record["cells"]["held"] == 0 or record["cells"]["after"] == 0
 
 
-@pytest.mark.xfail(strict=False, reason="OPEN DEFECT: a few sampled tokens are sometimes neither billed nor discarded")
 def test_all_that_the_engine_sampled_is_billed_or_discarded(served: Served) -> None:
     """After all that: the engine's own counter equals what the ledger billed and what was computed for nobody."""
     served.chat("Count to ten.", max_tokens=30, stop=["two"])

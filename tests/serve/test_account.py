@@ -46,12 +46,16 @@ class KeptLedger:
 
 
 class CutOff:
-    """A closed generation with events that nobody has read."""
+    """A generation with events that nobody has read; what it produced is only known once it has been closed."""
 
-    produced = Produced(prompt_tokens=31, output_tokens=(1,))
-
-    def __init__(self, *unread: Any) -> None:
+    def __init__(self, *unread: Any, close_s: float = 0.0) -> None:
         self._unread = list(unread)
+        self._close_s = close_s
+        self.produced = Produced(prompt_tokens=0, output_tokens=(0,))
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(self._close_s)
+        self.produced = Produced(prompt_tokens=31, output_tokens=(1,))
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for event in self._unread:
@@ -87,3 +91,27 @@ async def test_a_record_that_breaks_does_not_cost_the_row() -> None:
     with pytest.raises(LookupError):
         await _cut_off(ledger, Flight("req_1", FakeClock()), LookupError("a bug"))
     assert [settled.reason for settled in ledger.settled] == ["client_gone"]
+
+
+async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what_was_computed() -> None:
+    """A write to a client that left fails in the work itself, and then the watch over the client cancels that work."""
+    ledger, flight = KeptLedger(), Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+    is_ending = asyncio.Event()
+
+    async def work() -> None:
+        async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+            account.watch(CutOff(close_s=0.05), [])  # type: ignore[arg-type]  # a small ledger
+            is_ending.set()
+            raise ClientGone("the client could not be reached")
+
+    task = asyncio.create_task(work())
+    await is_ending.wait()
+    for _ in range(3):
+        await asyncio.sleep(0.005)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [(settled.reason, settled.usage.prompt_tokens) for settled in ledger.settled] == [("client_gone", 31)]
+    assert flight.ledger is not None
+    assert isinstance(flight.events()[-1], ev.Settled)

@@ -2,15 +2,17 @@
 
 Enters: what to reserve; then the running generation and the assemblers of its choices. Leaves: one ledger row, and the
 request's usage and cost in its flight record. Always true: what is billed comes from the engine's own counts, read
-after the engine has let go of the request; a block that ends by an error or a cancellation bills what was really
-computed until then; nothing in here can keep a cancelled request from being settled. Next: `access/`.
+after the engine has let go of the request, which it is made to do here; a block that ends by an error or a cancellation
+bills what was really computed until then; once the end has begun, nothing cuts it off, however often the request is
+cancelled (a write to a client that left fails, and then the watch over the client cancels what is ending already).
+Next: `access/`.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -58,19 +60,24 @@ class Account:
         return self
 
     def watch(self, generation: Generation, choices: Sequence[Assembler]) -> None:
-        """Bill this generation; without it the hold is settled with nothing used."""
+        """Bill this generation, and close it at the block's end; without it the hold is settled with nothing used."""
         self._generation, self._choices = generation, choices
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle with what was really computed. By now the generation has been closed: its counts are final."""
+        """Make the engine let go, then settle with what was really computed."""
+        await _to_its_end(self._settle(error))
+
+    async def _settle(self, error: BaseException | None) -> None:
         assert self._hold is not None
+        if self._generation is not None:
+            await self._generation.aclose()
         outcome, reason = self._ending(error)
         metered = self._metered(outcome)
         started_at = self._clock.now()
         settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
-        writing = self._ledger.settle(self._hold, settlement)  # first of all: from here on nothing can lose it
+        writing = self._ledger.settle(self._hold, settlement)  # before all that could fail: now nothing can lose it
         await self._read_the_rest()
         cost = cost_microusd(self._request.price, metered.usage)
         self._note_choices(reason)
@@ -81,10 +88,6 @@ class Account:
             self._flight.ledger = msgspec.to_builtins(row)
         except StorageFailed:
             logger.warning("request %s: its row is owed and will be written later", self._request.request_id)
-        except asyncio.CancelledError:
-            # Already handed over: the writer will do it. Whoever cancels twice doesn't get to see the row.
-            self._record(started_at, metered.usage, cost, reason)
-            raise
         self._record(started_at, metered.usage, cost, reason)
 
     async def _read_the_rest(self) -> None:
@@ -135,3 +138,17 @@ class Account:
                 reason=reason,
             )
         )
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the work, however often the waiter is cancelled meanwhile; that cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    interrupted: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            interrupted = error
+    task.result()
+    if interrupted is not None:
+        raise interrupted

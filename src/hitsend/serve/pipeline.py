@@ -8,7 +8,6 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from hitsend.core.clock import Clock
@@ -59,8 +58,9 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
     account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
-    async with account, aclosing(generate_all(engine, job)) as generation:
+    async with account:
         choices = [_assembler(request, job, stages, index) for index in range(job.num_choices)]
+        generation = generate_all(engine, job)
         account.watch(generation, choices)
         yield Started(
             request.request_id,
