@@ -9,11 +9,11 @@ from hitsend.serve.loop.step import Loop
 from hitsend.testing import FakeClock, FakeDecoder
 
 
-def submit(request_id, num_prompt_tokens=5, *, seeds=(1,), max_tokens=8, deadline_s=60.0, priority=0, **sampling):
+def submit(request_id, num_prompt_tokens=5, *, seeds=(1,), max_tokens=8, deadline_s=60.0, tier=0, **sampling):
     prompt = tuple(
         1 + (hash((request_id, i)) if isinstance(request_id, int) else i) % 60 for i in range(num_prompt_tokens)
     )
-    return Submit(str(request_id), prompt, SamplingParams(**sampling), seeds, max_tokens, deadline_s, priority)
+    return Submit(str(request_id), prompt, SamplingParams(**sampling), seeds, max_tokens, deadline_s, tier)
 
 
 class Driven:

@@ -50,7 +50,7 @@ def draw_submit(rng, request_id):
         tuple(rng.randrange(100) for _ in range(rng.randint(1, 3))),
         max_tokens=rng.choice([0, 1, 2]) if rng.random() < 0.15 else rng.randint(5, 40),
         deadline_s=rng.choice([0.05, 100.0, 100.0, 100.0]),
-        priority=rng.randrange(3),
+        tier=rng.randrange(3),
     )
 
 

@@ -75,9 +75,9 @@ def test_a_budget_of_one_token_does_not_stand_still_while_nobody_can_be_admitted
     assert {done.reason for done in driven.done.values()} == {"length"}
 
 
-def test_the_queue_is_first_come_first_served_within_a_priority():
+def test_the_queue_is_first_come_first_served_within_a_tier():
     driven = Driven(num_slots=1)
-    driven.handle(submit("first", priority=1), submit("second", priority=1), submit("urgent", priority=0))
+    driven.handle(submit("first", tier=1), submit("second", tier=1), submit("urgent", tier=0))
     driven.run()
     assert [report.request_id for report in driven.of(WasAdmitted)] == ["urgent", "first", "second"]
 
@@ -133,10 +133,10 @@ def test_out_of_cells_the_youngest_is_computed_again_and_nothing_of_its_output_c
 
 def test_the_preempted_wait_at_the_head_of_the_queue():
     driven = Driven(num_slots=4, cells_per_slot=64, num_cells=50)
-    driven.handle(submit("old", 20, max_tokens=25), submit("young", 10, max_tokens=20, priority=5))
+    driven.handle(submit("old", 20, max_tokens=25), submit("young", 10, max_tokens=20, tier=5))
     while not driven.of(WasPreempted):
         driven.step()
-    driven.handle(submit("new", 10, max_tokens=1, priority=0))
+    driven.handle(submit("new", 10, max_tokens=1, tier=0))
     driven.run()
     assert [report.request_id for report in driven.of(WasAdmitted)] == ["old", "young", "young", "new"]
 

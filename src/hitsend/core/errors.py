@@ -11,7 +11,9 @@
     │   ├── MethodNotAllowed        405 method_not_allowed
     │   ├── RequestTimeout          408 request_timeout
     │   ├── RequestTooLarge         413 request_too_large
-    │   └── UnsupportedMediaType    415 unsupported_media_type
+    │   ├── UnsupportedMediaType    415 unsupported_media_type
+    │   ├── IdempotencyConflict     409 idempotency_conflict
+    │   └── IdempotencyMismatch     422 idempotency_mismatch
     ├── LimitError                  the caller can wait
     │   ├── RateLimitExceeded       429 rate_limit_exceeded
     │   ├── InsufficientQuota       429 insufficient_quota
@@ -31,6 +33,8 @@ it can only happen at start-up. Data errors are never asserts.
 """
 
 from typing import ClassVar
+
+from hitsend.core.limits import RateWindows
 
 
 class ServeError(Exception):
@@ -119,11 +123,36 @@ class UnsupportedMediaType(ClientError):
     status = 415
 
 
+class IdempotencyConflict(ClientError):
+    """The first request with this Idempotency-Key is still running."""
+
+    code = "idempotency_conflict"
+    status = 409
+
+
+class IdempotencyMismatch(ClientError):
+    """This Idempotency-Key was used with another body."""
+
+    code = "idempotency_mismatch"
+    status = 422
+
+
 class LimitError(ServeError):
-    """Refused now; may pass later."""
+    """Refused now; may pass later. `windows`: what is left of the rates, for the headers."""
 
     code = "rate_limit_exceeded"
     status = 429
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        windows: RateWindows | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.windows = windows
 
 
 class RateLimitExceeded(LimitError):

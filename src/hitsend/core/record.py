@@ -146,7 +146,7 @@ class Flight:
             "cost_microusd": self.cost_microusd,
             "engine": self.engine,
             "model": self.model,
-            "principal": msgspec.to_builtins(self.principal),
+            "principal": _shown(self.principal),
             "sampling": self._last(ev.Fitted, "sampling"),
             "sampling_sources": self._last(ev.Fitted, "sources"),
             "limits": self._limits(),
@@ -290,3 +290,9 @@ _HANDLERS: dict[type[ev.Event], Any] = {
     ev.Released: Flight._on_released,
     ev.Settled: Flight._on_settled,
 }
+
+
+def _shown(principal: Principal) -> dict[str, object]:
+    """Who called, without what it may do: limits change, and each one that was checked is an event."""
+    named = ("key_id", "name", "user", "app", "org", "role", "tier")
+    return {name: getattr(principal, name) for name in named}

@@ -11,17 +11,31 @@ from typing import Any, Literal
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
+from hitsend.core.limits import Level, RateWindows
+
+Role = Literal["admin", "reader", "caller"]
+"""admin: everything. reader: everything that only looks, of everybody. caller: its own requests."""
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who is calling. `key_id` is None for the anonymous local principal."""
+    """Who is calling. `key_id` is None for the anonymous local principal (nor has one a caller known by a JWT).
+
+    `levels` are those with limits, from global down to the key; `models` and `endpoints` are what it may use (None:
+    all; endpoints as route templates); `tier` is its class of service, 0 is served first; `max_tier` the best it may
+    ask for.
+    """
 
     key_id: str | None = None
     name: str = "local"
     user: str | None = None
     app: str | None = None
     org: str | None = None
-    role: str = "caller"
+    role: Role = "caller"
+    levels: tuple[Level, ...] = ()
+    models: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+    tier: int = 1
+    max_tier: int = 1
 
     @property
     def is_anonymous(self) -> bool:
@@ -122,6 +136,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
 
+    `tier` is the class of service asked for (0 is served first), None: the principal's own.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     """
 
@@ -154,6 +169,7 @@ class Request(msgspec.Struct, frozen=True):
     output_format: OutputFormat | None = None
     thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
+    tier: int | None = None
     prompts: tuple[str | tuple[int, ...], ...] = ()
 
 
@@ -208,6 +224,7 @@ class Started(msgspec.Struct, frozen=True):
     model: str
     system_fingerprint: str | None = None
     prompt_tokens: int = 0
+    windows: RateWindows = RateWindows()
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

@@ -171,6 +171,8 @@ class EmbeddedEngine:
             seeds,
             job.max_tokens,
             job.deadline_s,
+            tier=job.tier,
+            tenant=job.tenant,
             constraint=job.constraint,
         )
         if not self._send(submit):

@@ -19,7 +19,7 @@ from hitsend.serve.loop.messages import EngineFacts
 class Job(msgspec.Struct, frozen=True):
     """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting.
 
-    With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `tier` and `tenant`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -30,6 +30,8 @@ class Job(msgspec.Struct, frozen=True):
     deadline_s: float
     constraint: ConstraintSpec | None = None
     more_prompts: tuple[tuple[int, ...], ...] = ()
+    tier: int = 1
+    tenant: tuple[str, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

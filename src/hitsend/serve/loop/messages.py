@@ -18,6 +18,8 @@ from hitsend.core.request import SampledToken, SamplingParams
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Run `len(seeds)` choices of one prompt. `max_tokens` bounds each; `deadline_s` bounds the time spent waiting.
 
+    `tier` 0 is served first; `tenant` is whom it is for, from the outermost level to the innermost, "" where unknown:
+    those of one tier share the engine fairly at each level.
     The prompt is computed once for all choices that find a place by then; `prefill_tokens` and
     `num_prompt_tokens_computed` are those of the choice that computed it.
     """
@@ -28,7 +30,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     seeds: tuple[int, ...]
     max_tokens: int
     deadline_s: float
-    priority: int = 0
+    tier: int = 1
+    tenant: tuple[str, ...] = ()
     constraint: ConstraintSpec | None = None
 
 

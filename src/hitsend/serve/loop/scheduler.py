@@ -4,14 +4,14 @@ There is no prefill phase and no decode phase: computed tokens catch up with kno
 and who runs, and adds shares to the plan until its tokens are spent:
 
 1. `hold_cells_for_decodes`  whoever decodes needs a cell for its next token. Where none is free (unified mode only), a
-   victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its priority.
+   victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
    A sequence alone on the engine ends at its limit before it could run out of cells.
 2. `share_with_decodes`      one token each, the least recently served first, leaving some tokens for prompts.
 3. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), in the order of admission. Of
    several choices of one prompt one computes it; those that have a place by its end get a copy (see `step.py`).
 4. `admit_waiting`           while tokens are left: the head of the queue, if its known tokens and a reserve fit. Nobody
-   overtakes a head that doesn't fit yet. The preempted come first, then by (priority, arrival); smaller numbers first.
+   overtakes a head that doesn't fit yet. The preempted come first, then by (tier, arrival); smaller numbers first.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
 twice, and nothing here calls the decoder. Next: `sampler.py`.

@@ -33,12 +33,12 @@ class Sequence:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
-        "priority",
         "request_id",
         "sampler",
         "siblings",
         "slot",
         "state",
+        "tier",
         "token_ids",
     )
 
@@ -56,7 +56,7 @@ class Sequence:
         self.request_id = submit.request_id
         self.choice = choice
         self.arrival = arrival
-        self.priority = submit.priority
+        self.tier = submit.tier
         self.max_tokens = submit.max_tokens
         self.deadline_s = submit.deadline_s
         self.deadline_at = at + submit.deadline_s
@@ -121,8 +121,8 @@ class Sequence:
 
     @property
     def queue_key(self) -> tuple[bool, int, int]:
-        """Order in the queue: the preempted first, then smaller priority numbers, then first come."""
-        return (self.state is not State.PREEMPTED, self.priority, self.arrival)
+        """Order in the queue: the preempted first, then the better tier, then first come."""
+        return (self.state is not State.PREEMPTED, self.tier, self.arrival)
 
     def cells_to_admit(self, reserve_tokens: int, limit: int) -> int:
         """Cells to hold at admission: all known tokens, and a reserve of at least one but no more than it can use."""

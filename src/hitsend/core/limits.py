@@ -1,0 +1,69 @@
+"""What a caller may use, level by level: global, organisation, application, user, key.
+
+Enters: nothing. Leaves: frozen values that `access/` fills and checks, and that errors and answers carry. Always true:
+every limit is optional and all that are set must be kept at once; rates are per minute and refill continuously; money
+is integer micro-dollars; a level is named by its whole path, so that two organisations' `bot` are two levels.
+Next: `request.py`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+MAX_PER_MINUTE = 100_000_000
+"""Highest rate that can be set: with it, the buckets' exact integers still fit a double: Valkey's scripts need that."""
+
+Rate = Annotated[int, msgspec.Meta(ge=1, le=MAX_PER_MINUTE)]
+Microusd = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+LevelKind = Literal["global", "org", "app", "user", "key"]
+LimitName = Literal[
+    "requests_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "parallel_requests",
+    "tokens_per_request",
+    "usd_per_day",
+    "usd_per_month",
+]
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The limits of one level; None: none. Budgets count what the ledger has and what is held, per UTC day and month.
+
+    `tokens_per_request` bounds input and allowed output of one request together.
+    """
+
+    requests_per_minute: Rate | None = None
+    input_tokens_per_minute: Rate | None = None
+    output_tokens_per_minute: Rate | None = None
+    parallel_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    tokens_per_request: Rate | None = None
+    usd_per_day_microusd: Microusd | None = None
+    usd_per_month_microusd: Microusd | None = None
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One level above a request. `path` is () for global, (org,), (org, app), (org, app, user), or (key_id,).
+
+    A name that a principal doesn't have is "" in the path of those below it.
+    """
+
+    kind: LevelKind
+    path: tuple[str, ...]
+    limits: Limits = Limits()
+
+
+class RateWindow(msgspec.Struct, frozen=True):
+    """The tightest of the levels for one rate: its limit, what is left, and seconds until it would be full again."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class RateWindows(msgspec.Struct, frozen=True):
+    """What `x-ratelimit-*` tells; None where no level limits it."""
+
+    requests: RateWindow | None = None
+    input_tokens: RateWindow | None = None
+    output_tokens: RateWindow | None = None

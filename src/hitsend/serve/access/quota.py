@@ -1,0 +1,51 @@
+"""What a request reserves on every level above it, before the engine works, and gives back afterwards.
+
+Enters: an `Ask` that names the levels and the most that the request can use; later what it really used. Leaves: what is
+left of the rates, or a refusal that names the level, the limit and the value. Always true: all limits of all levels
+are checked and taken in one atomic step, or nothing changes anywhere; a hold ends once. Next: `auth.py`.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from hitsend.core.limits import Level, RateWindows
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One request's reservation: its input, all the output it may produce, and the most that both can cost."""
+
+    request_id: str
+    levels: tuple[Level, ...]
+    input_tokens: int
+    output_tokens: int
+    held_microusd: int
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What it really used. What was reserved beyond that goes back."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_microusd: int = 0
+
+
+class Quota(Protocol):
+    """Where reservations are counted: in this process, or in Valkey for several gateways."""
+
+    async def reserve(self, ask: Ask) -> RateWindows:
+        """Take it, on every level at once. Raises RateLimitExceeded (with a `retry_after_s` that is enough),
+        InsufficientQuota, InvalidRequest for what can never pass, or StorageFailed."""
+        ...
+
+    async def settle(self, request_id: str, used: Used) -> None:
+        """End the reservation. Unknown ids are ignored: it has ended already. Never raises."""
+        ...
+
+
+class Spent(Protocol):
+    """What the ledger knows of a level: asked once per level and period, so that a restart forgets no spending."""
+
+    async def spent_microusd(self, level: Level, since_day: str) -> int:
+        """Cost of the level's rows from that UTC day (YYYY-MM-DD) on."""
+        ...
