@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check bench soak drill lock docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -70,6 +70,9 @@ test: check ## everything CI runs
 
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
+
+soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)

@@ -13,6 +13,7 @@ def served() -> Iterator[Served]:
     with serving(
         *("--set", "engine.num_slots=8", "--set", "engine.context=1024", "--set", "engine.check_every_step=true"),
         *("--set", "record.text=true", "--set", "stream.ping_s=0.5", "--set", "record.ring=5000"),
+        *("--set", "engine.wait_timeout_s=300"),  # a slow machine is no fault
     ) as server:
         yield server
 
