@@ -29,9 +29,6 @@ from hitsend.serve.loop.messages import (
     WasQueued,
 )
 
-CLOSE_S = 5.0
-"""How long `aclose` waits for the engine to release the job. A step under way has to end first."""
-
 
 class BatchTotals(NamedTuple):
     """What all rows of a step add up to."""
@@ -106,17 +103,17 @@ class EmbeddedGeneration:
             self._send(Abort(self.job.request_id, choice))
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait until the engine has released it, `CLOSE_S` at most. Safe to call twice."""
+        """Cancel what still runs and wait until the engine has released it. Safe to call twice.
+
+        A step under way has to end first, however slow the machine is: its tokens count. An engine that hangs is killed
+        by its keeper in the end, and that releases everything.
+        """
         if self._open and not self._is_closed:
             self._send(Abort(self.job.request_id))
         self._is_closed = True
         self._wake.set()
         if self._open:
-            try:
-                await asyncio.wait_for(self._released.wait(), CLOSE_S)
-            except TimeoutError:
-                # The engine hangs or is very slow; what it still reports is nobody's any more.
-                self._open.clear()
+            await self._released.wait()
 
     # What follows is called by the engine's side as reports arrive.
 

@@ -82,7 +82,7 @@ class Generation(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait (bounded) until the engine has released it. Safe to call twice.
+        """Cancel what still runs and wait until the engine has released it, or is gone. Safe to call twice.
 
         Afterwards iterating gives what was left unread, without waiting and without raising.
         """
