@@ -10,6 +10,7 @@ import pytest
 
 from hitsend.core.constraint import ConstraintSpec, GrammarSource
 from hitsend.core.request import SamplingParams
+from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.engine.grammar import MAX_CACHED, Compiler, grammar_text
 from hitsend.serve.engine.grammar_gate import GrammarGate
@@ -80,7 +81,8 @@ def outputs(schema, seeds=(1, 2, 3)):
     """The finished outputs for a schema."""
     check_schema(schema, "response_format")
     machine = Machine()
-    machine.handle(submit("r", ConstraintSpec(grammar_text(GrammarSource("json_schema", schema))), seeds))
+    grammar = grammar_text(GrammarSource("json_schema", enforceable(schema)))
+    machine.handle(submit("r", ConstraintSpec(grammar), seeds))
     machine.run()
     done = [machine.done["r", choice] for choice in range(len(seeds))]
     assert {each.reason for each in done} <= {"stop", "length"}, (schema, done)

@@ -40,6 +40,7 @@ from hitsend.serve.chat.prompt import (
     TokenIds,
     TokenizeText,
 )
+from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer
@@ -157,6 +158,7 @@ class TextWorker:
         with _TimeLimit(signal.ITIMER_PROF, GRAMMAR_TIMEOUT_S):
             if source.kind == "json_schema":
                 check_schema(source.value, source.param)
+                source = msgspec.structs.replace(source, value=enforceable(source.value))
             for param, schema in source.schemas:
                 check_schema(schema, param)
             try:
@@ -165,8 +167,15 @@ class TextWorker:
                 raise InvalidRequest(f"{source.param}: {error}", param=source.param) from None
             wrong = self._compiler.check(text)
         if wrong is not None:
-            raise InvalidRequest(f"{source.param}: {wrong}", param=source.param)
+            raise InvalidRequest(f"{source.param}: {_in_our_words(wrong)}", param=source.param)
         return Grammar(text)
+
+
+def _in_our_words(wrong: str) -> str:
+    """The library names an option that no client can set."""
+    if wrong.startswith("oneOf"):
+        return "oneOf: its schemas have to exclude each other by type or by the const of a property; otherwise use anyOf"
+    return wrong
 
 
 class _TimeLimit:

@@ -21,6 +21,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.request import OutputFormat, Request, Tool, ToolChoice
 from hitsend.core.tool_format import ReasoningFormat, ToolFormat
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.enforceable import enforceable
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
@@ -244,7 +245,7 @@ def _regex(text: str) -> str:
 
 def _json(schema: dict[str, Any]) -> str:
     options = {"whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps(schema | {"x-guidance": options})
+    return "%json " + json.dumps(enforceable(schema) | {"x-guidance": options})
 
 
 def _inside(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
