@@ -22,6 +22,7 @@ from hitsend.testing import FakeClock, FakeDecoder
 from tests.engine.schemas import SCHEMAS, generated
 from tests.loop.driven import Driven
 
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 END = 0
 MERGES = [
     '{"',
@@ -94,7 +95,7 @@ def test_what_finishes_validates(schema):
     found = outputs(schema)
     assert found
     for output in found:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(output))
+        jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(output))
 
 
 @pytest.mark.slow
@@ -108,6 +109,23 @@ def test_what_finishes_validates_for_generated_schemas(block):
         for output in found:
             jsonschema.Draft202012Validator(schema).validate(json.loads(output))
     assert finished >= 60
+
+
+def accepts(schema, text):
+    matcher = compiler().matcher(grammar_text(GrammarSource("json_schema", enforceable(schema))))
+    for byte in text.encode():
+        if matcher.forbidden()[1 + byte]:
+            return False
+        matcher.accept(1 + byte)
+    return matcher.is_complete or not matcher.forbidden()[END]
+
+
+@pytest.mark.parametrize("pattern", ['^[^"]$', '^[^"\\\\]+$', '^[^\\n"]$', '^(a|[^"])$', "^[^ -~]$", '^\\w|[^"a-z]$'])
+def test_a_class_without_the_quote_takes_no_quote(pattern):
+    """The library takes a class of all control characters for one that has the quote and the backslash in it."""
+    schema = {"type": "string", "pattern": pattern}
+    assert not accepts(schema, '"\\""')
+    assert accepts(schema, '"é"')
 
 
 @pytest.mark.parametrize(

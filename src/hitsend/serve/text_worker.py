@@ -25,6 +25,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.constraint import GrammarSource
 from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest, ServeError
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
 from hitsend.serve.chat.grammars import GRAMMAR_TIMEOUT_S, CheckGrammar, Grammar
 from hitsend.serve.chat.prompt import (
@@ -40,7 +41,6 @@ from hitsend.serve.chat.prompt import (
     TokenIds,
     TokenizeText,
 )
-from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer
@@ -174,7 +174,7 @@ class TextWorker:
 def _in_our_words(wrong: str) -> str:
     """The library names an option that no client can set."""
     if wrong.startswith("oneOf"):
-        return "oneOf: its schemas have to exclude each other by type or by the const of a property; otherwise use anyOf"
+        return "oneOf: its schemas have to exclude each other by type or by a property's const; otherwise use anyOf"
     return wrong
 
 

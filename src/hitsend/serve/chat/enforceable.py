@@ -49,7 +49,7 @@ def enforceable(schema: Any) -> Any:
     return out
 
 
-def _value(key: str, value: Any) -> Any:
+def _value(key: str, value: object) -> object:
     if isinstance(value, dict):
         if key in _MAPS:
             return {name: enforceable(each) for name, each in value.items()}
@@ -72,7 +72,7 @@ def _pattern(text: str) -> str:
 
 
 def _number(key: str, value: float) -> float:
-    if key in _COUNTS and isinstance(value, float) and value.is_integer():
+    if key in _COUNTS and value == value // 1:
         return int(value)
     if key in _LOW:
         return max(value, -MAX_EXACT)

@@ -177,14 +177,7 @@ class _Check:
             if keyword in node and not _is_number(node[keyword]):
                 self._refuse(path, keyword, "has to be a number")
         self._check_multiple(path, node.get("multipleOf", 1))
-        for keyword in _RANGE:
-            if 0 < abs(node.get(keyword, 0)) < MIN_EXACT:
-                self._refuse(path, keyword, f"lies nearer to 0 than {MIN_EXACT}")
-        for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
-            if node.get(keyword, 0) * sign > MAX_EXACT:
-                self._refuse(path, keyword, f"lies beyond ±{MAX_EXACT}, where numbers can't be kept exactly")
-        if "minimum" in node and node["minimum"] == node.get("maximum"):
-            self._check_exact(path, "minimum", node["minimum"])
+        self._check_magnitude(path, node)
         for low in ("minimum", "exclusiveMinimum"):
             for high in ("maximum", "exclusiveMaximum"):
                 if low not in node or high not in node:
@@ -193,13 +186,25 @@ class _Check:
                 if node[low] > node[high] or (is_open and node[low] == node[high]):
                     self._refuse(path, low, f"{node[low]} leaves nothing below {high} {node[high]}")
 
+    def _check_magnitude(self, path: str, node: dict[str, Any]) -> None:
+        for keyword in _RANGE:
+            if 0 < abs(node.get(keyword, 0)) < MIN_EXACT:
+                self._refuse(path, keyword, f"lies nearer to 0 than {MIN_EXACT}")
+        for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+            if node.get(keyword, 0) * sign > MAX_EXACT:
+                self._refuse(path, keyword, f"lies beyond ±{MAX_EXACT}, where numbers can't be kept exactly")
+        if "minimum" in node and node["minimum"] == node.get("maximum"):
+            self._check_exact(path, "minimum", node["minimum"])
+
     def _check_multiple(self, path: str, value: float) -> None:
         if value <= 0:
             self._refuse(path, "multipleOf", "has to be more than 0")
         if value > MAX_MULTIPLE:
             self._refuse(path, "multipleOf", f"{str(value)[:40]}, limit {MAX_MULTIPLE}")
         if value * 1024 % 1:
-            self._refuse(path, "multipleOf", "a fraction has to be binary (0.5, 0.25, …): others aren't exact as floats")
+            self._refuse(
+                path, "multipleOf", "a fraction has to be binary (0.5, 0.25, …): others aren't exact as floats"
+            )
 
     def _check_exact(self, path: str, keyword: str, value: Any) -> None:
         """Numbers in `value` have to be such that the library writes them as they are."""
