@@ -323,6 +323,13 @@ def test_a_tool_reply_that_answers_no_earlier_call_is_refused(messages: list[Any
     assert "OMEGA" not in error.message
 
 
+def test_a_call_is_answered_once_for_each_time_it_was_made():
+    reply = {"role": "tool", "tool_call_id": "c1", "content": "x"}
+    assert refusal(chat_body(messages=[USER, ASSISTANT, reply, reply])).param == "messages[3].tool_call_id"
+    assert refusal(chat_body(messages=[USER, ASSISTANT, reply, USER, reply])).param == "messages[4].tool_call_id"
+    parse(chat_body(messages=[USER, ASSISTANT, reply, ASSISTANT, reply]))
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [
