@@ -126,7 +126,7 @@ def test_a_text_has_one_vector_whatever_stands_beside_it_and_one_bill_is_written
 
 def test_nothing_is_cut_and_refusals_name_the_input(client: openai.OpenAI, embedding_server: Served) -> None:
     for asked, param, words in (
-        ({"input": ["a", "word " * 600]}, "input[1]", "602 tokens, this model takes 512"),
+        ({"input": ["a", "word " * 600]}, "input[1]", "602 tokens; this model's maximum context length is 512"),
         ({"input": ["a"] * 81}, "input", "81 elements, limit 80"),
         ({"input": ["a", ""]}, "input[1]", "empty"),
         ({"input": [[101, 30522]]}, "input", "30521"),
