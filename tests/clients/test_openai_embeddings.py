@@ -164,3 +164,9 @@ def test_a_killed_child_is_started_again(client: openai.OpenAI, embedding_server
     assert until(works, bool, 30)
     assert embedding_server.state()["embedder"]["restarts"] == 1
     assert embedding_server.state()["embedder"]["pid"] != pid
+
+
+def test_the_client_s_default_is_base64_and_decoded_to_the_same_numbers(client: openai.OpenAI) -> None:
+    usual = client.embeddings.create(model=PACKAGED, input=TEXTS[:2])
+    floats = client.embeddings.create(model=PACKAGED, input=TEXTS[:2], encoding_format="float")
+    assert [one.embedding for one in usual.data] == [one.embedding for one in floats.data]

@@ -93,7 +93,7 @@ class Calls:
     ) -> None:
         self._form = form
         self._vocabulary = vocabulary
-        # a named function is called exactly once, as at OpenAI: a weak model would repeat it until its tokens are used up
+        # a named function is called exactly once, as at OpenAI; a weak model would repeat it to the last token
         self._is_parallel = is_parallel and not choice.names
         self._is_forced = choice.mode == "required"
         self._tools = [(i, tool) for i, tool in enumerate(tools) if not choice.names or tool.name in choice.names]
