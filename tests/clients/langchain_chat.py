@@ -16,8 +16,8 @@ from scripted import Target, main
 MESSAGES = [SystemMessage("You answer in one short sentence."), HumanMessage("What is the capital of France?")]
 
 
-class Weather(BaseModel):
-    """What the weather is like."""
+class Weather(BaseModel, extra="forbid"):
+    """What the weather is like; forbids more, since a weak model adds properties until its tokens are used up."""
 
     sky: Literal["clear", "cloudy", "rain"]
     degrees: int = Field(ge=-40, le=50)

@@ -3,8 +3,8 @@
 Enters: the wire's messages. Leaves: `Message`s with plain text. Always true: text parts are joined in order, nothing
 that a client sent in a message is dropped in silence except what the API itself says to be output only (refusal null,
 annotations, audio null) and what the official clients add to an answer that they parse (parsed, parsed_arguments); a
-tool result answers a call that an earlier assistant turn made, so that nobody can forge one; an error names the message's
-index. Next: `chat_completions.py`.
+tool result answers a call that an earlier assistant turn made, so that nobody can forge one; an error names the
+message's index. Next: `chat_completions.py`.
 """
 
 from typing import Any
