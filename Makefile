@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench soak drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -68,6 +68,17 @@ test: check ## everything CI runs
 	@$(BIN)/pytest -q
 	@$(BIN)/pytest -q -n 0 -m "model or slow or client"
 
+# clients too heavy for the lock of the tests; their versions get along with each other, not with ours
+.venv-clients/.installed: $(VENV)/.python tests/clients/requirements-extra.txt
+	@echo "installing the clients into .venv-clients ..."
+	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --no-deps \
+		-r tests/clients/requirements-extra.txt
+	@touch $@
+
+clients: $(VENV)/.embeddings .venv-clients/.installed ## LangChain, LiteLLM, llm and pydantic-ai against the bundled model
+	@$(BIN)/python -m tests.clients.run_extra .venv-clients/bin/python
+
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
@@ -86,5 +97,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

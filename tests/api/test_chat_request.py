@@ -369,6 +369,7 @@ def test_a_replayed_assistant_turn_of_the_client_library_passes():
         "audio": None,
         "function_call": None,
         "tool_calls": None,
+        "parsed": {"a": 1},
         "reasoning_content": "because",
     }
     request, _ = parse(chat_body(messages=[USER, replayed, USER]))

@@ -143,6 +143,14 @@ def test_a_named_function_is_the_only_one():
     assert not accepts(text, "no")
 
 
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA3], ids=lambda form: form.name)
+def test_a_named_function_is_called_exactly_once(form):
+    text = compiled(request(WEATHER, NESTED, tool_choice=ToolChoice("required", ("get",))), form)
+    found = [answer for seed in range(12) if (answer := written(text, seed)) is not None]
+    assert found
+    assert {len(json_calls(form, answer)) for answer in found} == {1}
+
+
 def test_forced_xml_calls():
     text = compiled(request(WEATHER, NESTED, tool_choice=REQUIRED), XML)
     head = "<tool_call>\n<function=get_weather>\n<parameter=city>\n"

@@ -137,7 +137,9 @@ async def _tokenize(request: EmbeddingRequest, flight: Flight, clock: Clock, emb
         where = "input" if len(inputs) == 1 else f"input[{index}]"
         if len(ids) > facts.max_tokens:
             raise ContextLengthExceeded(
-                f"{where}: {len(ids)} tokens, this model takes {facts.max_tokens}; nothing is cut off", param=where
+                f"{where}: {len(ids)} tokens; this model's maximum context length is {facts.max_tokens} tokens, "
+                "nothing is cut off",
+                param=where,
             )
         if any(token >= facts.vocab_size for token in ids):
             raise InvalidRequest(f"{where}: token ids of this model are 0 to {facts.vocab_size - 1}", param=where)

@@ -2,8 +2,9 @@
 
 Enters: the wire's messages. Leaves: `Message`s with plain text. Always true: text parts are joined in order, nothing
 that a client sent in a message is dropped in silence except what the API itself says to be output only (refusal null,
-annotations, audio null); a tool result answers a call that an earlier assistant turn made, so that nobody can forge
-one; an error names the message's index. Next: `chat_completions.py`.
+annotations, audio null) and what the official clients add to an answer that they parse (parsed, parsed_arguments); a
+tool result answers a call that an earlier assistant turn made, so that nobody can forge one; an error names the
+message's index. Next: `chat_completions.py`.
 """
 
 from typing import Any
@@ -30,6 +31,7 @@ class FunctionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCallIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,7 @@ class MessageIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Any = None
     audio: Any = None
     annotations: Any = None
+    parsed: Any = None
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -36,6 +36,9 @@ _FIELDS = (
 _UNPRESET = tuple(field for field in SamplingAsked.__struct_fields__ if field not in {*_FIELDS, "seed"})
 """Only clients ask for these; no model's makers recommend them."""
 
+CONTEXT_IS = "This model's maximum context length is"
+"""OpenAI's words: clients know a prompt that is too long by them, and shorten it or go to another model."""
+
 SEED_BITS = 32
 
 
@@ -75,16 +78,16 @@ def allowed_output(
     left = context - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"{num_prompt_tokens} tokens of {param}; this model's context is {context} tokens, of which at "
-            f"least one must stay free for the answer. Shorten the {param}; nothing is cut off.",
+            f"{CONTEXT_IS} {context} tokens, of which at least one must stay free for the answer; there are "
+            f"{num_prompt_tokens} tokens of {param}. Shorten the {param}; nothing is cut off.",
             param=param,
         )
     if max_tokens is None:
         return left if ceiling is None else min(left, ceiling)
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"{num_prompt_tokens} tokens of {param} and {max_tokens} are asked for the answer, "
-            f"{num_prompt_tokens + max_tokens} together; this model's context is {context} tokens. "
+            f"{CONTEXT_IS} {context} tokens; there are {num_prompt_tokens} tokens of {param} and {max_tokens} are "
+            f"asked for the answer, {num_prompt_tokens + max_tokens} together. "
             f"At most {left} tokens of answer fit behind the {param}.",
             param=param,
         )

@@ -6,7 +6,8 @@ forced is what the parsers in `output/` read, because both come from one `ToolFo
 token of this model is forced as that token, never spelled; calls that nobody forces stay free (`tool_choice` auto
 without strict). Next: `text.py`.
 
-    tool_choice required, or named    one call, or several where parallel calls are allowed; nothing else
+    tool_choice required              one call, or several where parallel calls are allowed; nothing else
+    tool_choice names a function      exactly one call of it; nothing else
     auto, and a tool is strict        any text; a call that begins has to be a valid one
     auto, and an output format        either calls or the formatted answer
 """
@@ -94,7 +95,8 @@ class Calls:
     ) -> None:
         self._form = form
         self._vocabulary = vocabulary
-        self._is_parallel = is_parallel
+        # a named function is called exactly once, as at OpenAI; a weak model would repeat it to the last token
+        self._is_parallel = is_parallel and not choice.names
         self._is_forced = choice.mode == "required"
         self._tools = [(i, tool) for i, tool in enumerate(tools) if not choice.names or tool.name in choice.names]
         if not self._tools:
