@@ -10,10 +10,10 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "hitsend needs Python 3.11 or newer: apt-get install python3 python3-venv" >&2; exit 1; }
@@ -84,6 +84,9 @@ bench: dev ## the measured claims, on this machine
 
 soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
 	@$(BIN)/python -m bench.soak $(ARGS)
+
+bench-refusals: dev ## how long a refusal takes, on this machine
+	@$(BIN)/python -m bench.refusals $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)

@@ -71,6 +71,8 @@ class AccessSettings(Section, frozen=True):
     """Prompts of one request to /v1/completions."""
     max_inputs: Positive = 256
     """Texts of one request to /v1/embeddings."""
+    max_prompt_logprobs: Positive = 16_384
+    """Prompt tokens, times what `prompt_logprobs` asks for of each."""
     max_tokens: Positive = 32768
     """Highest `max_tokens` that may be asked for."""
     max_json_depth: Positive = 64

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
+from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request, SamplingAsked, SamplingParams
 from hitsend.serve.chat.budget import Budget, allowed_output, resolve_sampling
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
@@ -248,3 +249,18 @@ def test_more_tokens_at_least_than_fit_are_refused():
     with pytest.raises(InvalidRequest) as caught:
         fit(request(None, min_tokens=30), FACTS.cells_per_slot - 10)
     assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(("asked", "num_tokens"), [(0, 50), (1, 50), (5, 10)])
+def test_so_many_log_probabilities_of_a_prompt_may_be_asked_for(asked: int, num_tokens: int):
+    found = fit(request(5, prompt_logprobs=asked), num_tokens, max_prompt_logprobs=50)
+    assert found.sampling.prompt_logprobs == asked
+    assert found.limits[-1] == LimitCheck("max_prompt_logprobs", 50, 50)
+
+
+@pytest.mark.parametrize(("asked", "num_tokens", "value"), [(0, 51, 51), (6, 10, 60)])
+def test_too_many_log_probabilities_of_a_prompt_are_refused_with_numbers(asked: int, num_tokens: int, value: int):
+    with pytest.raises(InvalidRequest, match="prompt_logprobs: .* are .* limit 50 .*max_prompt_logprobs") as refused:
+        fit(request(5, prompt_logprobs=asked), num_tokens, max_prompt_logprobs=50)
+    assert refused.value.param == "prompt_logprobs"
+    assert f"are {value}, limit" in refused.value.message

@@ -6,6 +6,7 @@ import pytest
 
 from hitsend.core.embedding import EmbeddingRequest
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from hitsend.core.events import Step
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
 from hitsend.serve.embed import EmbeddingStages, embed
@@ -25,17 +26,36 @@ class ScriptedEmbedder:
     def __init__(self, fails_at: int | None = None, how: object = None) -> None:
         self.fails_at, self.how = fails_at, how
         self.batches: list[int] = []
+        self.is_stopped = asyncio.Event()
+        self.is_computing = True
+        self.breaks = False
 
     async def tokenize(self, texts):
         return tuple((1,) * len(text) for text in texts)
 
-    async def embed(self, inputs, dimensions):
-        if len(self.batches) == self.fails_at:
-            if isinstance(self.how, Exception):
-                raise self.how
-            await self.how.wait()
-        self.batches.append(sum(map(len, inputs)))
-        return Vectors(bytes([len(self.batches)]) * 4 * dimensions * len(inputs), 1.0, 2.0)
+    def submit(self, inputs, dimensions):
+        return ScriptedBatch(self, inputs, dimensions)
+
+
+class ScriptedBatch:
+    def __init__(self, embedder, inputs, dimensions):
+        self.embedder, self.inputs, self.dimensions = embedder, inputs, dimensions
+        self.is_last = len(embedder.batches) == embedder.fails_at
+
+    async def vectors(self):
+        embedder = self.embedder
+        if self.is_last and isinstance(embedder.how, Exception):
+            raise embedder.how
+        if self.is_last:
+            embedder.is_stopped.set()
+            await embedder.how.wait()
+            if embedder.breaks:
+                raise EngineFailed("gone")
+        embedder.batches.append(sum(map(len, self.inputs)))
+        return Vectors(bytes([len(embedder.batches)]) * 4 * self.dimensions * len(self.inputs), 1.0, 2.0)
+
+    def withdraw(self):
+        return not self.embedder.is_computing
 
 
 @pytest.fixture
@@ -80,19 +100,29 @@ async def test_what_was_computed_before_a_failure_is_billed(stored, fails_at):
     assert await stored.holds() == []
 
 
-async def test_a_cancelled_request_pays_for_its_finished_batches(stored):
+@pytest.mark.parametrize(
+    ("is_computing", "breaks", "billed", "steps"),
+    [(False, False, 6, 1), (True, False, 9, 2), (True, True, 6, 1)],
+    ids=["queued", "in the model's hands", "in its hands, and broke"],
+)
+async def test_a_cancelled_request_pays_for_what_was_computed(stored, is_computing, breaks, billed, steps):
     embedder, flight = ScriptedEmbedder(1, asyncio.Event()), flying(stored)
-    running = asyncio.create_task(
-        embed(EmbeddingRequest("r", "e", ("aaaa", "bb", "ccc")), flight, stages(stored, embedder))
-    )
-    while not embedder.batches:
-        await asyncio.sleep(0.01)
+    embedder.is_computing, embedder.breaks = is_computing, breaks
+    asked = EmbeddingRequest("r", "e", ("aaaa", "bb", "ccc", "dddddd"))
+    running = asyncio.create_task(embed(asked, flight, stages(stored, embedder)))
+    await embedder.is_stopped.wait()
     running.cancel()
+    if is_computing:
+        await asyncio.wait({running}, timeout=0.05)
+        assert not running.done(), "settled before the batch was computed"
+    embedder.how.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     (row,) = await stored.rows()
-    assert (row["prompt_tokens"], row["reason"]) == (6, "client_gone")
+    assert (row["prompt_tokens"], row["reason"]) == (billed, "client_gone")
     assert flight.state is State.CANCELLED
+    assert sum(isinstance(event, Step) for event in flight.events()) == steps
+    assert await stored.holds() == []
 
 
 @pytest.mark.parametrize(

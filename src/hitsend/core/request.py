@@ -81,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     dry_multiplier 0 and xtc_probability 0 mean "off".
     `seed` is always set: a fresh one is drawn where the client gave none, and the record shows it.
     `logit_bias` is (token id, bias in -100..100) pairs; `top_logprobs` is 0..20 and only read when `logprobs` is true.
+    `prompt_logprobs` (0..20) wants a log-probability of every prompt token and so many alternatives to each.
     `stop_token_ids` end the output as the model's own end tokens do; none of both is sampled before `min_tokens`, and
     with `ignore_eos` the model's own never are.
     """
@@ -106,6 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -148,6 +150,7 @@ class Request(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -202,6 +205,16 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt token: its logprob after what stood before it, its rank (1: the likeliest), and the best tokens there
+    in falling order."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[TokenLogprob, ...] = ()
+
+
 class TextLogprob(msgspec.Struct, frozen=True):
     """A token as clients see it: text (with U+FFFD where bytes are no text), its exact bytes, its logprob,
     alternatives."""
@@ -210,6 +223,16 @@ class TextLogprob(msgspec.Struct, frozen=True):
     logprob: float
     bytes: tuple[int, ...]
     top: tuple["TextLogprob", ...] = ()
+
+
+class PromptToken(msgspec.Struct, frozen=True):
+    """A prompt token as clients see it; the first one has no logprob. `top`: the likeliest, with ranks 1, 2, …"""
+
+    token_id: int
+    text: TextLogprob
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple["PromptToken", ...] = ()
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -239,7 +262,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
 
-    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls.
+    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `prompt`, where it was asked for:
+    the tokens of the prompt, all at once, on the first choice of each prompt and before anything else of its choices.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -251,6 +275,7 @@ class Delta(msgspec.Struct, frozen=True):
     matched_stop: str | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Completed(msgspec.Struct, frozen=True):

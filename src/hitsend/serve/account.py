@@ -21,7 +21,7 @@ from hitsend.core.errors import ClientGone, Ended, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, Reserved, Settled
 from hitsend.core.record import Flight
 from hitsend.core.request import Usage
-from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, PromptScored, Tokens
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.usage.ledger import Ledger, Settlement
 from hitsend.serve.usage.meter import ChoiceCounts, Metered, Outcome, PromptCounts, meter
@@ -95,7 +95,7 @@ class Account:
         if self._generation is None:
             return
         async for event in self._generation:
-            if not isinstance(event, Tokens | ChoiceDone):
+            if not isinstance(event, Tokens | PromptScored | ChoiceDone):
                 self._flight.record(event)
 
     def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:

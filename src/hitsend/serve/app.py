@@ -186,7 +186,12 @@ def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: Embed
         generation_config=found.generation_config,
         thinking_default=text.facts.thinking_default,
     )
-    return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
+    return Budget(
+        defaults=defaults,
+        draw=partial(secrets.randbits, SEED_BITS),
+        ceiling=settings.access.max_tokens,
+        max_prompt_logprobs=settings.access.max_prompt_logprobs,
+    )
 
 
 def _names(found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> tuple[str, ...]:

@@ -24,9 +24,10 @@ from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
-from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.output.prompt_tokens import PromptTokens
 from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
@@ -69,7 +70,11 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
             system_fingerprint=_fingerprint(engine),
             prompt_tokens=job.num_prompt_tokens,
         )
-        async for delta in _answer(generation, choices, flight):
+        prompts = _prompt_tokens(job, stages)
+        for number, prompt in enumerate(prompts):
+            if tokens := prompt.add(()):
+                yield Delta(number * job.n, prompt=tokens)
+        async for delta in _answer(generation, choices, prompts, flight):
             yield delta
     flight.enter(State.FINISHED)
     yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
@@ -175,29 +180,50 @@ def _warnings(request: Request, choices: Sequence[Assembler]) -> tuple[str, ...]
     return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
-async def _answer(generation: Generation, choices: Sequence[Assembler], flight: Flight) -> AsyncGenerator[Delta]:
+def _prompt_tokens(job: Job, stages: Stages) -> list[PromptTokens]:
+    """One per prompt, where their log-probabilities are wanted."""
+    if job.sampling.prompt_logprobs is None:
+        return []
+    return [PromptTokens(stages.text.vocabulary, ids) for ids in (job.prompt_token_ids, *job.more_prompts)]
+
+
+async def _answer(
+    generation: Generation, choices: Sequence[Assembler], prompts: Sequence[PromptTokens], flight: Flight
+) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
+        delta: Delta | None
         if isinstance(event, Tokens):
-            choice = choices[event.choice]
-            delta, seen = choice.feed(event.sampled)
-            for fact in seen:
-                flight.record(fact)
-            if delta is None:
-                continue
-            if delta.finish_reason is not None:
+            delta = _feed(choices[event.choice], event, flight)
+            if delta is not None and delta.finish_reason is not None:
                 await generation.end_choice(event.choice)
         elif isinstance(event, ChoiceDone):
-            if choices[event.choice].is_finished:
-                continue
-            delta = choices[event.choice].finish(FinishReason(event.reason))
+            choice = choices[event.choice]
+            delta = None if choice.is_finished else choice.finish(FinishReason(event.reason))
+        elif isinstance(event, PromptScored):
+            delta = _scored(event, prompts, len(choices) // len(prompts))
         else:
+            delta = None
             flight.record(event)
+        if delta is None:
             continue
         for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
             flight.record(ToolCallMalformed(delta.index, fault))
-        flight.capture_output(delta.index, delta.text)
+        flight.capture_output(delta)
         yield delta
+
+
+def _feed(choice: Assembler, tokens: Tokens, flight: Flight) -> Delta | None:
+    delta, seen = choice.feed(tokens.sampled)
+    for fact in seen:
+        flight.record(fact)
+    return delta
+
+
+def _scored(event: PromptScored, prompts: Sequence[PromptTokens], n: int) -> Delta | None:
+    number = event.choice // n
+    tokens = prompts[number].add(event.scored)
+    return Delta(number * n, prompt=tokens) if tokens else None
 
 
 def _fingerprint(engine: Engine) -> str:

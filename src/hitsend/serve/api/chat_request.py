@@ -139,10 +139,12 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         raise InvalidRequest("stream_options is only for stream: true", param="stream_options")
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise InvalidRequest("prompt_logprobs is only for stream: false", param="prompt_logprobs")
     opens_turn, continues_turn = _turns(wire)
     max_tokens = _max_tokens(wire)
     check_sampling(wire, max_tokens)
-    tools = read_tools(wire.tools)
+    choice, tools = read_choice(wire.tool_choice, read_tools(wire.tools))
     return Request(
         request_id=request_id,
         model=model,
@@ -152,6 +154,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         logit_bias=_logit_bias(wire.logit_bias or {}),
         logprobs=bool(wire.logprobs),
         top_logprobs=wire.top_logprobs or 0,
+        prompt_logprobs=wire.prompt_logprobs,
         stop=read_stops((wire.stop,) if isinstance(wire.stop, str) else wire.stop, "stop"),
         include_stop=bool(wire.include_stop_str_in_output),
         stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
@@ -168,7 +171,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         metadata=wire.metadata or {},
         warnings=warnings,
         tools=tools,
-        tool_choice=read_choice(wire.tool_choice, tools),
+        tool_choice=choice,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         thinking_token_budget=wire.thinking_token_budget,
         reasoning_effort=wire.reasoning_effort,

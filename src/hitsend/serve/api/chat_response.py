@@ -16,9 +16,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Completed, Delta, PromptToken, Request, Started, TextLogprob, ToolCallDelta, Usage
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
+from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
@@ -115,7 +116,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The whole answer. `prompt_logprobs` (vLLM's) only where asked for."""
 
     id: str
     created: int
@@ -125,6 +126,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     usage: UsageOut
     hitsend: Extension
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -248,6 +250,7 @@ class _Collected:
         self.thoughts: list[str] = []
         self.calls: list[ToolCallDelta] = []
         self.logprobs: list[TextLogprob] = []
+        self.prompt: tuple[PromptToken, ...] = ()
         self.reason: FinishReason | None = None
         self.matched: str | None = None
 
@@ -257,6 +260,7 @@ class _Collected:
         self.texts.append(delta.text)
         self.thoughts.append(delta.reasoning)
         self.calls += delta.tool_calls
+        self.prompt = self.prompt or delta.prompt
         self.logprobs += delta.logprobs
         self.reason = delta.finish_reason
         self.matched = delta.matched_stop
@@ -289,6 +293,9 @@ def _completion(
         choices=tuple(choices),
         usage=usage_out(completed.usage),
         hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
+        prompt_logprobs=UNSET
+        if request.prompt_logprobs is None
+        else prompt_logprobs_out(collected[0].prompt, request.prompt_logprobs),
     )
 
 

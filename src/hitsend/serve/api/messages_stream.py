@@ -29,6 +29,7 @@ _REASONS = {
     FinishReason.TOOL_CALLS: "tool_use",
     FinishReason.CONTENT_FILTER: "refusal",
 }
+_TIER = {"service_tier": "standard"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -82,7 +83,7 @@ class MessageEncoder:
     def _begin(self, started: Started) -> bytes:
         self._message["model"] = started.model
         usage = _usage(Usage(prompt_tokens=started.prompt_tokens))
-        return _event("message_start", message=self._message | {"usage": usage})
+        return _event("message_start", message=self._message | {"usage": usage | _TIER})
 
     def _end(self, completed: Completed) -> bytes:
         frames = b"".join(map(_step, self._blocks.end()))
@@ -96,7 +97,7 @@ class MessageEncoder:
             "matched_stops": [self._blocks.matched_stop],
         }
         usage = _usage(completed.usage)
-        self._message |= ending | {"usage": usage | {"service_tier": "standard"}, "hitsend": extension}
+        self._message |= ending | {"usage": usage | _TIER, "hitsend": extension}
         frames += _event("message_delta", delta=ending, usage=usage, hitsend=extension)
         return frames + _event("message_stop")
 

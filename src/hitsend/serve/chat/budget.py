@@ -45,12 +45,13 @@ SEED_BITS = 32
 class Budget(msgspec.Struct, frozen=True):
     """The second check for one model. `ceiling`: most output where the client set no max_tokens.
 
-    `draw` gives a seed where the client sent none.
+    `draw` gives a seed where the client sent none. `max_prompt_logprobs`: see `_check_scores`.
     """
 
     defaults: Defaults
     draw: Callable[[], int]
     ceiling: int | None = None
+    max_prompt_logprobs: int = 16_384
 
     def fit(self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts) -> Fitted:
         """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
@@ -64,11 +65,30 @@ class Budget(msgspec.Struct, frozen=True):
             text = f"min_tokens is {request.min_tokens}, but the answer may have {max_tokens} tokens at most"
             raise InvalidRequest(text, param="min_tokens")
         sampling, sources = resolve_sampling(request, self.defaults, self.draw)
-        checks = (
+        checks: tuple[LimitCheck, ...] = (
             LimitCheck("prompt_tokens", num_tokens, context - 1),
             LimitCheck("prompt_and_max_tokens", num_tokens + max_tokens, context),
         )
+        checks += self._check_scores(request, prompt)
         return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)
+
+    def _check_scores(self, request: Request, prompt: Prompt | Prompts) -> tuple[LimitCheck, ...]:
+        """How many log-probabilities of prompt tokens the answer would have. Raises InvalidRequest."""
+        if request.prompt_logprobs is None:
+            return ()
+        per_token, limit = max(1, request.prompt_logprobs), self.max_prompt_logprobs
+        if isinstance(prompt, Prompts):
+            num_tokens, times = sum(map(len, prompt.every)), request.n
+        else:
+            num_tokens, times = prompt.num_tokens, 1
+        count = num_tokens * times * per_token
+        if count > limit:
+            raise InvalidRequest(
+                f"prompt_logprobs: {num_tokens * times} prompt tokens with {per_token} each are {count}, limit {limit} "
+                "(access.max_prompt_logprobs)",
+                param="prompt_logprobs",
+            )
+        return (LimitCheck("max_prompt_logprobs", count, limit),)
 
 
 def allowed_output(
@@ -130,6 +150,7 @@ def resolve_sampling(
         logit_bias=request.logit_bias,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
     return sampling, sources
 

@@ -15,7 +15,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import EngineFailed, ServeError, from_code
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
 from hitsend.core.lifecycle import FinishReason
-from hitsend.serve.engine.protocol import ChoiceDone, EngineEvent, Job, Produced, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, EngineEvent, Job, Produced, PromptScored, Tokens
 from hitsend.serve.loop.messages import (
     Abort,
     Command,
@@ -195,6 +195,8 @@ class EmbeddedGeneration:
         num_prompt_tokens = len(self.job.prompt_token_ids)
         self._computed[row.choice] = min(num_prompt_tokens, self._computed[row.choice] + row.prefill_tokens)
         self._outputs[row.choice] += len(row.sampled)
+        if row.scored and not self._is_closed:
+            self._emit(PromptScored(row.choice, row.scored))
         if not row.sampled or row.choice in self._silent or self._is_closed:
             return
         if not self._has_first:

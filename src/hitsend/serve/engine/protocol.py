@@ -12,7 +12,7 @@ import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
-from hitsend.core.request import SampledToken, SamplingParams
+from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
 from hitsend.serve.loop.messages import EngineFacts
 
 
@@ -51,6 +51,13 @@ class Tokens(msgspec.Struct, frozen=True):
     sampled: tuple[SampledToken, ...]
 
 
+class PromptScored(msgspec.Struct, frozen=True):
+    """The next tokens of the prompt, from its second one on, computed by this choice for all of its request."""
+
+    choice: int
+    scored: tuple[ScoredToken, ...]
+
+
 class ChoiceDone(msgspec.Struct, frozen=True):
     """One choice ended by itself: reason is `stop` (the model's end token) or `length`."""
 
@@ -67,7 +74,9 @@ class Produced(msgspec.Struct, frozen=True):
     output_tokens: tuple[int, ...]
 
 
-EngineEvent = Queued | Admitted | Preempted | Paused | Resumed | Step | FirstToken | Released | Tokens | ChoiceDone
+EngineEvent = (
+    Queued | Admitted | Preempted | Paused | Resumed | Step | FirstToken | Released | Tokens | PromptScored | ChoiceDone
+)
 
 
 class Generation(Protocol):

@@ -24,6 +24,7 @@ import msgspec
 
 from hitsend.core.lifecycle import State
 from hitsend.serve.loop.kv import CellPool
+from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.sequence import Sequence
 
 PREFILL_SHARE = 8
@@ -47,11 +48,16 @@ class LoopLimits(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One sequence's part in a step: its next `num_tokens` known tokens."""
+    """One sequence's part in a step: its next `num_tokens` known tokens, of which `is_last` says that none is left.
+
+    `scored`: the positions whose logits say how likely the prompt's next token was.
+    """
 
     sequence: Sequence
     num_tokens: int
     is_decode: bool
+    is_last: bool
+    scored: range
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -121,14 +127,18 @@ class StepPlan:
         self.at = at
         self.budget = num_tokens
         self.tokens_left = num_tokens
+        self.scores_left = SCORED_TOKENS
         self.shares: list[Share] = []
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
 
     def share(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it that many tokens of the budget."""
-        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding))
+        is_last = num_tokens == sequence.num_pending_tokens
+        scored = sequence.places_to_score(num_tokens)
+        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding, is_last, scored))
         self.tokens_left -= num_tokens
+        self.scores_left -= len(scored)
 
 
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
@@ -160,19 +170,20 @@ def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
         if plan.tokens_left < 1:
             return
         if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling):
-            num_tokens = _chunk(plan, sequence.num_computed_tokens, sequence.num_pending_tokens)
+            num_tokens = _chunk(plan, sequence)
             if num_tokens:
                 plan.share(sequence, num_tokens)
 
 
 def admit_waiting(roster: Roster, plan: StepPlan) -> None:
-    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt."""
+    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
+    to be scored: such a one holds up nobody behind it."""
     while True:
         sequence = roster.next_waiting()
         if sequence is None or not roster.can_admit(sequence):
             return
-        is_follower = sequence.waits_for_sibling
-        num_tokens = 0 if is_follower or plan.tokens_left < 1 else _chunk(plan, 0, len(sequence.token_ids))
+        is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
+        num_tokens = 0 if is_follower or plan.tokens_left < 1 else _chunk(plan, sequence)
         if not num_tokens and not is_follower:
             return
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
@@ -220,11 +231,13 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
     return moves
 
 
-def _chunk(plan: StepPlan, start: int, num_pending_tokens: int) -> int:
+def _chunk(plan: StepPlan, sequence: Sequence) -> int:
     """How much of a prompt fits; 0 where the next multiple of CHUNK_STEP doesn't and another prompt has its turn."""
-    left = plan.tokens_left
-    if num_pending_tokens <= left:
-        return num_pending_tokens
+    start, left = sequence.num_computed_tokens, plan.tokens_left
+    if sequence.is_scoring:
+        left = min(left, max(0, plan.scores_left))
+    if sequence.num_pending_tokens <= left:
+        return sequence.num_pending_tokens
     whole = (start + left) // CHUNK_STEP * CHUNK_STEP - start
     if whole > 0:
         return whole

@@ -8,6 +8,7 @@ running. Next: `kv.py`.
 from hitsend.core.lifecycle import State, advance
 from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
+from hitsend.serve.loop.prompt_scores import PromptScores
 from hitsend.serve.loop.sampler import Sampler
 
 
@@ -16,6 +17,7 @@ class Sequence:
 
     `token_ids` are all known tokens, prompt first; the first `num_computed_tokens` of them are in the cache.
     `arrival` numbers choices in the order of their submission and never repeats. `ends` are the tokens that end it.
+    `scores`: where the prompt's log-probabilities are wanted, how far they are; one object for all choices.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
@@ -35,6 +37,7 @@ class Sequence:
         "num_prompt_tokens_computed",
         "request_id",
         "sampler",
+        "scores",
         "siblings",
         "slot",
         "state",
@@ -66,6 +69,7 @@ class Sequence:
         self.num_prompt_tokens_computed = 0
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
+        self.scores: PromptScores | None = None
         self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,
@@ -107,6 +111,18 @@ class Sequence:
     def has_begun(self) -> bool:
         """Whether it has computed or sampled anything that it still has."""
         return self.num_computed_tokens > 0 or self.num_output_tokens > 0
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether what it computes next has prompt tokens whose log-probabilities are wanted."""
+        return self.scores is not None and self.scores.done < self.num_prompt_tokens
+
+    def places_to_score(self, num_tokens: int) -> range:
+        """Which positions of its next `num_tokens` have logits that say how likely the prompt's next token was."""
+        if self.scores is None:
+            return range(0)
+        start = self.num_computed_tokens
+        return self.scores.places(start, start + num_tokens, self.num_prompt_tokens)
 
     @property
     def waits_for_sibling(self) -> bool:

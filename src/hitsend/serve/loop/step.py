@@ -48,6 +48,7 @@ from hitsend.serve.loop.messages import (
     refused,
     what_is_wrong,
 )
+from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
 from hitsend.serve.loop.sequence import Sequence
@@ -169,8 +170,10 @@ class Loop:
             return
         self._arrivals += len(sequences)
         self._live[submit.request_id] = sequences
+        num_top = submit.sampling.prompt_logprobs
+        scores = None if num_top is None else PromptScores(num_top)
         for sequence in sequences:
-            sequence.siblings = sequences
+            sequence.siblings, sequence.scores = sequences, scores
             self._roster.enqueue(sequence)
         num_waiting, num_running = len(self._roster.waiting), len(self._roster.running)
         self._outbox.append(WasQueued(submit.request_id, now, num_waiting, num_running))
@@ -280,6 +283,7 @@ class Loop:
         return [(shares, logits)]
 
     def _advance(self, shares: list[Share], logits: NDArray[np.float32], rows: list[Row], done: list[Done]) -> None:
+        logits, scored = take_scores(shares, logits)
         for share in shares:
             share.sequence.computed(share.num_tokens, self._steps)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
@@ -289,7 +293,7 @@ class Loop:
             logits = np.concatenate([logits, logits[[ready.index(leader) for leader, _ in followers]]])
         samplers = [each.sampler for each in (*ready, *(follower for _, follower in followers))]
         tokens = iter(sample(logits, samplers))
-        for share in shares:
+        for number, share in enumerate(shares):
             sequence = share.sequence
             prefill_tokens, decode_tokens = (0, share.num_tokens) if share.is_decode else (share.num_tokens, 0)
             self._prefill_tokens += prefill_tokens
@@ -297,7 +301,8 @@ class Loop:
             sampled: tuple[SampledToken, ...] = ()
             if sequence.num_pending_tokens == 0:
                 sampled = self._accept(sequence, next(tokens), done)
-            rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled))
+            told = scored.get(number, ())
+            rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled, told))
         for _, sequence in followers:
             sampled = self._accept(sequence, next(tokens), done)
             rows.append(Row(sequence.request_id, sequence.choice, 0, 0, sampled))
