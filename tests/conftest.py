@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.served import Served, serving
+
+hypothesis.settings.register_profile("no seconds are asserted", deadline=None)
+hypothesis.settings.load_profile("no seconds are asserted")
 
 
 @pytest.fixture(scope="session")
