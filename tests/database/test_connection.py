@@ -57,7 +57,7 @@ async def test_a_failed_write_leaves_no_trace(tmp_path):
     async def fail():
         async with database.writing() as connection:
             await connection.exec_driver_sql(
-                "INSERT INTO keys VALUES ('k', 's', 'd', 'n', null, null, null, 1.0, null)"
+                "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
             )
             raise KeyError
 
