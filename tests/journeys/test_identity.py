@@ -1,5 +1,6 @@
 """A team behind a running server: the command line and `/admin` beside it, and who gets what because of them."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.access.issuer import AUDIENCE, ISSUER, SigningKey, issuing
 from tests.journeys.test_keys_and_money import hitsend
 from tests.served import Served, serving, until
 
@@ -103,3 +105,40 @@ def test_a_wrong_value_is_one_line_on_stderr(tmp_path: Path) -> None:
     assert ran.stdout == ""
     (line,) = ran.stderr.splitlines()
     assert line.startswith("hitsend: --usd-day must be an amount of USD")
+
+
+async def test_tokens_of_an_issuer_work_beside_keys(tmp_path: Path) -> None:
+    key = SigningKey("one")
+    async with issuing(key) as issuer:
+        words = ("--set", "engine.num_slots=2", "--set", "engine.context=512", "--set", f"oidc.issuer={ISSUER}")
+        more = (
+            "--set",
+            f"oidc.audience={AUDIENCE}",
+            "--set",
+            f"oidc.jwks_url={issuer.url}",
+            "--set",
+            "oidc.org_claim=org",
+        )
+        await asyncio.to_thread(_with_tokens, (*words, *more), tmp_path, key)
+        assert issuer.other_hits == []
+
+
+def _with_tokens(words: tuple[str, ...], data: Path, key: SigningKey) -> None:
+    alice, bob = key.token(org="acme", sub="alice"), key.token(org="acme", sub="bob")
+    with serving(*words, "--set", "oidc.role_claim=role", data=data) as served:
+        assert status(served, "GET", "/v1/models", None)[0] == 401, "an issuer is set: nobody is anonymous"
+        code, answer = chat(served, alice)
+        assert code == 200
+        assert [one["name"] for one in status(served, "GET", "/inspect/requests", alice)[1]["requests"]] == ["alice"]
+        path = f"/inspect/requests/{answer['hitsend']['request_id']}"
+        assert status(served, "GET", path, alice)[0] == 200
+        assert status(served, "GET", path, bob)[0] == 404
+        assert status(served, "GET", "/admin/keys", alice)[0] == 403
+        assert status(served, "GET", "/admin/keys", key.token(org="acme", role="admin"))[0] == 200
+        for wrong in (key.token(org="acme", aud="other"), key.token(), alice[:-2], f"{alice.rpartition('.')[0]}."):
+            assert status(served, "GET", "/v1/models", wrong)[0] == 401
+        hitsend("orgs", "create", "acme", "--data", str(data), "--json")
+        hitsend("orgs", "disable", "acme", "--data", str(data), "--json")
+        assert until(lambda: chat(served, alice)[0], lambda s: s == 401, WITHIN_S) == 401
+    log = (data / "server.log").read_text()
+    assert alice.rpartition(".")[2] not in log
