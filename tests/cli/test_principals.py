@@ -115,11 +115,12 @@ def test_a_wrong_value_is_one_line_that_names_the_flag(tmp_path, command, words,
     ("words", "said"),
     [
         (("create", "--name", "k", "--endpoints", "/v2"), r"--endpoints\[0\]: no route"),
-        (("create", "--name", "k", "--expires", "yesterday"), "expires_at must be like 30d"),
+        (("create", "--name", "k", "--expires", "yesterday"), "--expires must be like 30d, .* not 'yesterday'"),
         (("create", "--name", "k", "--org", "a/b"), "org must not hold a slash"),
         (("set", "nope", "--rpm", "5"), "no key with that id"),
         (("set", "nope"), "nothing to set"),
         (("rotate", "nope"), "no key with that id"),
+        (("rotate", "nope", "--overlap", "soon"), "--overlap must be a length of time .* not 'soon'"),
     ],
 )
 def test_what_a_key_can_not_have_is_one_line(tmp_path, words, said):

@@ -6,7 +6,9 @@ Next: `serve/access/store.py`.
 """
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -24,7 +26,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.request import Role
 from hitsend.serve.access.keys import KeyInfo, NewKey
 from hitsend.serve.access.store import KeyChange, KeyOwner, KeyStore
-from hitsend.serve.access.terms import TermsChange
+from hitsend.serve.access.terms import TermsChange, instant, seconds
 from hitsend.serve.api.policy import check_endpoints
 
 app = typer.Typer(
@@ -126,10 +128,11 @@ def rotate(
     as_json: options.Json = False,
 ) -> None:
     """Give a key another secret and print it. Its id, limits, spending and records stay."""
-    made = with_database(config, data, lambda database: _store(database).rotate(key_id, overlap, expires))
+    lasting, ends_at = _read(seconds, "--overlap", overlap), None if expires is None else _expiry(expires)
+    made = with_database(config, data, lambda database: _store(database).rotate(key_id, lasting, ends_at))
     _show_secret(made, as_json)
     if not as_json:
-        until = "is refused from now on" if overlap.strip("smhd0") == "" else f"is good for {overlap} more"
+        until = f"is good for {overlap} more" if lasting else "is refused from now on"
         print(f"The secret before it {until}.", file=sys.stderr)
 
 
@@ -159,8 +162,20 @@ def _change(terms: TermsChange, role: Role | None, endpoints: str | None, expire
         except InvalidRequest as error:
             raise CallFailed(f"--{error.message}") from error
     if expires is not None:
-        fields["expires_at"] = None if expires == NONE else expires
+        fields["expires_at"] = None if expires == NONE else _expiry(expires)
     return KeyChange(**fields)
+
+
+def _expiry(text: str) -> float:
+    return _read(partial(instant, now=SystemClock().wall()), "--expires", text)
+
+
+def _read(reader: Callable[[str, str], float], flag: str, text: str) -> float:
+    """What was typed, or one line that names the flag."""
+    try:
+        return reader(flag, text)
+    except InvalidRequest as error:
+        raise CallFailed(error.message) from error
 
 
 def _show_secret(made: NewKey, as_json: bool) -> None:
