@@ -80,6 +80,31 @@ class AccessSettings(Section, frozen=True):
     """Keys."""
 
 
+class OidcSettings(Section, frozen=True):
+    """Callers known by tokens (JWT) of an issuer, beside keys. Needs the `jwt` extra; off while nothing is set."""
+
+    issuer: str | None = None
+    """The `iss` that tokens must have."""
+    audience: str | None = None
+    """The `aud` that tokens must have."""
+    jwks_url: str | None = None
+    """Where the issuer's public keys are: https, or http on this machine. Nothing in a token has a say in it."""
+    algorithms: tuple[str, ...] = ("RS256", "ES256")
+    """Signatures that count: RS, PS and ES with 256, 384 or 512, and EdDSA."""
+    leeway_s: Annotated[int, Meta(ge=0, le=300)] = 30
+    """How far clocks may be apart."""
+    refresh_s: Seconds = 300.0
+    """How often the keys are fetched again; an unknown key id may ask for them once a minute."""
+    org_claim: str | None = None
+    """The claim that names the organisation; dots lead into objects. A token without a claim that is set is refused."""
+    app_claim: str | None = None
+    """The claim that names the application."""
+    user_claim: str | None = "sub"
+    """The claim that names the user."""
+    role_claim: str | None = None
+    """The claim that holds admin, reader or caller, or a list with one of them; without it everybody is a caller."""
+
+
 class ChatSettings(Section, frozen=True):
     """Template and tokenizer."""
 
@@ -224,6 +249,7 @@ class Settings(Section, frozen=True):
 
     server: ServerSettings = ServerSettings()
     access: AccessSettings = AccessSettings()
+    oidc: OidcSettings = OidcSettings()
     chat: ChatSettings = ChatSettings()
     engine: EngineSettings = EngineSettings()
     stream: StreamSettings = StreamSettings()

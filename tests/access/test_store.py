@@ -1,7 +1,8 @@
 import pytest
 
 from hitsend.core.errors import InvalidRequest, NotFound
-from hitsend.serve.access.store import MAX_NAME_CHARS, KeyOwner
+from hitsend.serve.access.store import KeyOwner
+from hitsend.serve.access.terms import MAX_NAME_CHARS
 from tests.access.test_auth import ALICE, access
 
 

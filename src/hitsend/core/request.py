@@ -18,7 +18,8 @@ Role = Literal["admin", "reader", "caller"]
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who is calling. `key_id` is None for the anonymous local principal (nor has one a caller known by a JWT).
+    """Who is calling. `key_id` is None for the anonymous local principal; for a caller known by a JWT it is made from
+    the token's issuer and subject (`jwt_…`), so that what it did is its own.
 
     `levels` are those with limits, from global down to the key; `models` and `endpoints` are what it may use (None:
     all; endpoints as route templates); `tier` is its class of service, 0 is served first; `max_tier` the best it may

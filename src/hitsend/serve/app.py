@@ -26,10 +26,12 @@ import uvloop
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.access.auth import Authenticator, is_loopback
+from hitsend.serve.access.issuers import tokens_of
+from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import Health, ServedModel, Services
+from hitsend.serve.api.services import Administration, Health, ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import resolve_formats, suited
 from hitsend.serve.chat.presets import resolve_defaults
@@ -145,6 +147,7 @@ class _Stores:
     ledger: Ledger
     auth: Authenticator
     responses: ResponseStore
+    admin: Administration
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -159,13 +162,14 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     records = RecordStore(database, writer, clock, settings.record)
     records.start()
     stack.push_async_callback(records.stop)
-    auth = Authenticator(KeyStore(database, clock))
+    auth = Authenticator(keys := KeyStore(database, clock), tokens_of(settings.oidc))
     await auth.start()
     stack.push_async_callback(auth.stop)
     responses = ResponseStore(database, writer, clock, settings.responses)
     responses.start()
     stack.push_async_callback(responses.stop)
-    return _Stores(writer, records, ledger, auth, responses)
+    admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
+    return _Stores(writer, records, ledger, auth, responses, admin)
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -233,6 +237,7 @@ def _services(
         embedding_model=embeds,
         suited=lambda request: suited(request, stages.text.facts, stages.formats),
         responses=stores.responses if settings.responses.store else None,
+        admin=stores.admin,
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 

@@ -19,6 +19,7 @@ from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidReque
 from hitsend.core.events import Routed, Step, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.account import Account
 from hitsend.serve.engine.convert_minilm import PACKAGED, converted
 from hitsend.serve.engine.embedder import Embedder, EmbeddingBatch
@@ -116,7 +117,9 @@ def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -
         )
     if request.model != embedder.model:
         shown = request.model[:100]
-        raise ModelNotFound(f"{shown!r} is no embedding model here; served: {embedder.model}", param="model")
+        usable = embedder.model if may_use(request.principal, embedder.model) else "none"
+        raise ModelNotFound(f"{shown!r} is no embedding model here; served: {usable}", param="model")
+    check_model(request.principal, request.model, (embedder.model,))
     flight.model = request.model
     flight.record(Routed(embedder.name, request.model, "the only embedding model"))
     return embedder

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.errors import ModelNotFound
 from hitsend.core.events import Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.serve.access.rights import check_model
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
@@ -81,10 +81,8 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
 
 
 def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
-    engine = stages.engines.get(request.model)
-    if engine is None:
-        served = ", ".join(stages.engines)
-        raise ModelNotFound(f"model {request.model[:100]!r} is not served here; served: {served}", param="model")
+    check_model(request.principal, request.model, stages.engines)
+    engine = stages.engines[request.model]
     flight.model = request.model
     flight.cells_total = engine.facts.num_cells
     flight.record(Routed(engine.name, request.model, "the only engine that serves this model"))

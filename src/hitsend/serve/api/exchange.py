@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.request import Principal
+from hitsend.serve.access.rights import check_model
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
 
@@ -85,6 +86,16 @@ class Exchange:
         """The model of a request that names none: the only one there is."""
         models = self.services.models()
         return models[0].id if len(models) == 1 else None
+
+    def check_tokenizer(self, asked: str | None) -> None:
+        """Raises PermissionDenied where the model whose tokenizer would be used isn't this caller's.
+
+        Tokenising reads any name, since one tokenizer serves: a name that nobody serves means that one.
+        """
+        served = [model.id for model in self.services.models()]
+        used = asked if asked in served else self.default_model
+        if used is not None:
+            check_model(self.principal, used, served)
 
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header, in order."""

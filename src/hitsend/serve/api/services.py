@@ -14,6 +14,8 @@ from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.events import LimitCheck
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.serve.access.principals import PrincipalStore
+from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
@@ -130,6 +132,14 @@ class ServedModel(msgspec.Struct, frozen=True):
     owned_by: str = "hitsend"
 
 
+class Administration(msgspec.Struct, frozen=True):
+    """What `/admin` changes, and how this server is told that it was."""
+
+    keys: KeyStore
+    principals: PrincipalStore
+    refresh: Callable[[], Awaitable[None]]
+
+
 class Health(msgspec.Struct, frozen=True):
     """`is_healthy`: the engine makes progress or has nothing to do. `is_ready`: a request sent now would be served."""
 
@@ -148,7 +158,8 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it.
+    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
+    request as this model's template gets it.
     """
 
     clock: Clock
@@ -171,3 +182,4 @@ class Services(msgspec.Struct, frozen=True):
     estimate: Callable[[Request, tuple[LimitCheck, ...]], Awaitable[Estimate]]
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
+    admin: Administration | None = None
