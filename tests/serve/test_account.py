@@ -11,6 +11,7 @@ from hitsend.core.errors import ClientGone
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
+from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.account import Account
 from hitsend.serve.engine.protocol import Produced
 from hitsend.serve.usage.ledger import Settlement
@@ -27,6 +28,7 @@ REQUEST = HoldRequest(
     input_tokens=31,
     output_tokens=300,
 )
+QUOTA = MemoryQuota(FakeClock(), None)  # type: ignore[arg-type]  # no budgets
 
 
 class KeptLedger:
@@ -67,7 +69,7 @@ class CutOff:
 async def _cut_off(ledger: KeptLedger, flight: Flight, *unread: Any) -> None:
     """Live through a request whose client leaves while it waits, and whose generation has this left to say."""
     flight.state = State.PREPARED
-    async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+    async with Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA) as account:  # type: ignore[arg-type]
         flight.record(ev.Queued(0.0, 1, 0))
         account.watch(CutOff(*unread), [])  # type: ignore[arg-type]  # a small ledger
         flight.fail(ClientGone("gone"))
@@ -100,7 +102,7 @@ async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what
     is_ending = asyncio.Event()
 
     async def work() -> None:
-        async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+        async with Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA) as account:  # type: ignore[arg-type]
             account.watch(CutOff(close_s=0.05), [])  # type: ignore[arg-type]  # a small ledger
             is_ending.set()
             raise ClientGone("the client could not be reached")

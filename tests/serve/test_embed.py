@@ -8,9 +8,11 @@ from hitsend.core.embedding import EmbeddingRequest
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.report import Spending
 from hitsend.settings import PriceSettings
 from tests.usage.storage import storage
 
@@ -50,7 +52,9 @@ def flying(stored) -> Flight:
 
 def stages(stored, embedder) -> EmbeddingStages:
     prices = PriceBook([PriceSettings(model="e", input=2.0, output=9.0, id="p")])
-    return EmbeddingStages(stored.clock, embedder, prices, stored.ledger)
+    return EmbeddingStages(
+        stored.clock, embedder, prices, stored.ledger, MemoryQuota(stored.clock, Spending(stored.database))
+    )
 
 
 async def test_one_row_and_vectors_in_order(stored):

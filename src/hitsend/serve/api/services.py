@@ -12,6 +12,7 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.events import LimitCheck
+from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
 from hitsend.serve.chat.prompt import Prompt
@@ -148,7 +149,8 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it.
+    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it. `shed`
+    raises RateLimitExceeded when these levels have no room for any request; it only looks, and never waits.
     """
 
     clock: Clock
@@ -171,3 +173,4 @@ class Services(msgspec.Struct, frozen=True):
     estimate: Callable[[Request, tuple[LimitCheck, ...]], Awaitable[Estimate]]
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
+    shed: Callable[[tuple[Level, ...]], None] = lambda _: None
