@@ -15,6 +15,7 @@ REQUEST_PATH = (
     "core/request.py",
     "serve/api/routes.py",
     "serve/access/auth.py",
+    "serve/access/memory.py",
     "serve/api/chat_completions.py",
     "serve/api/recorded.py",
     "serve/api/chat_request.py",
@@ -40,7 +41,7 @@ REQUEST_PATH = (
     "serve/usage/ledger.py",
 )
 """What a reader opens to follow one streamed chat request on the bundled model, in order. Not counted: what these stand
-on and whose name is enough (the record that watches, events, errors, frames, sockets, Jinja's sandbox, declarations of
+on and whose name is enough (the arithmetic of limits, the record that watches, events, errors, frames, sockets, Jinja's sandbox, declarations of
 libllama, SQL statements, and how it all is started)."""
 
 

@@ -19,7 +19,6 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
-from hitsend.core.limits import RateWindows
 from hitsend.core.record import Flight
 from hitsend.core.request import Usage
 from hitsend.serve.access.quota import Ask, Quota, Used
@@ -89,13 +88,14 @@ class Account:
             request.request_id, levels, request.input_tokens, request.output_tokens, held, input_param=self._input_param
         )
         try:
-            self._flight.windows = await self._quota.reserve(ask)
+            left = await self._quota.reserve(ask)
             self._is_counted = True
         except LimitError as error:
-            self._flight.windows = error.windows or RateWindows()
+            if error.windows is not None:
+                self._flight.record(LimitsChecked(error.windows.checks))
             raise
-        finally:
-            self._flight.record(LimitsChecked(self._flight.windows.checks))
+        self._flight.windows = left
+        self._flight.record(LimitsChecked(left.checks))
 
     async def _give_back(self, used: Used) -> None:
         if self._is_counted:
