@@ -41,8 +41,8 @@ REQUEST_PATH = (
     "serve/usage/ledger.py",
 )
 """What a reader opens to follow one streamed chat request on the bundled model, in order. Not counted: what these stand
-on and whose name is enough (the arithmetic of limits, the record that watches, events, errors, frames, sockets, Jinja's sandbox, declarations of
-libllama, SQL statements, and how it all is started)."""
+on and whose name is enough (the arithmetic of limits, the record that watches, events, errors, frames, sockets, Jinja's
+sandbox, declarations of libllama, SQL statements, and how it all is started)."""
 
 
 @pytest.fixture

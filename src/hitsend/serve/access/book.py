@@ -26,6 +26,7 @@ class Book:
     def __init__(self) -> None:
         self._counters: OrderedDict[Key, Counters] = OrderedDict()
         self._open: dict[str, tuple[Ask, tuple[Pair, ...]]] = {}
+        self._latest = Moment(0, 0)
 
     @property
     def num_open(self) -> int:
@@ -48,7 +49,8 @@ class Book:
 
     def seed(self, level: Level, day: int, spent: tuple[int, int], moment: Moment) -> None:
         """What the ledger has of a level: spent in that day and in its month."""
-        counters = self._pairs((level,), moment)[0][1]
+        self._see(moment)
+        counters = self._pairs((level,))[0][1]
         if not counters.is_seeded:
             counters.seed(day, *spent, moment)
 
@@ -56,8 +58,9 @@ class Book:
         """Take it. Raises RateLimitExceeded, InsufficientQuota or InvalidRequest, and then nothing was taken."""
         if ask.request_id in self._open:
             raise InvalidRequest(f"request id {ask.request_id!r} is in use", param="x-request-id")
+        self._see(moment)
         self._sweep(moment)
-        pairs = self._pairs(ask.levels, moment)
+        pairs = self._pairs(ask.levels)
         refusal = limits.check(pairs, ask, moment)
         if refusal is not None:
             left = limits.windows(pairs, ask)
@@ -71,6 +74,7 @@ class Book:
         ask, pairs = self._open.pop(request_id, (None, ()))
         if ask is None:
             return False
+        self._see(moment)
         limits.settle(pairs, ask, used, moment)
         return True
 
@@ -82,18 +86,24 @@ class Book:
 
     def shed(self, levels: Sequence[Level], moment: Moment) -> None:
         """Refuse what can't pass whatever it asks for: no request left in the minute, or none beside those running."""
+        self._see(moment)
         pairs = [(level, known) for level in levels if (known := self.counters(level)) is not None]
         anything = Ask("", (), input_tokens=0, output_tokens=0, held_microusd=0)
         refusal = limits.check(pairs, anything, moment)
         if refusal is not None:
             raise limits.error_of(refusal, limits.windows(pairs, anything))
 
-    def _pairs(self, levels: Sequence[Level], moment: Moment) -> tuple[Pair, ...]:
+    def _see(self, moment: Moment) -> None:
+        """A level that is forgotten and comes back must not live through a time again that the clock went back over."""
+        last = self._latest
+        self._latest = Moment(max(last.now_us, moment.now_us), max(last.wall_us, moment.wall_us))
+
+    def _pairs(self, levels: Sequence[Level]) -> tuple[Pair, ...]:
         found = []
         for level in levels:
             counters = self._counters.get(level.key)
             if counters is None:
-                counters = self._counters[level.key] = Counters(moment)
+                counters = self._counters[level.key] = Counters(self._latest)
             found.append((level, counters))
         return tuple(found)
 

@@ -316,7 +316,8 @@ def _failing(level: Level, counters: Counters, ask: Ask, moment: Moment) -> list
         over = counters.missing[which] + (asked[which] - rate) * UNITS
         if over > 0:
             left = max(0, (rate * UNITS - counters.missing[which]) // UNITS)
-            wait_us = None if asked[which] > rate else -(-over // rate)
+            behind_us = max(0, counters.at_us - moment.now_us)  # a clock that went back has to catch up first
+            wait_us = None if asked[which] > rate else -(-over // rate) + behind_us
             found.append(Refusal(level, RATES[which], rate, asked[which], left, wait_us))
     parallel, size = limits.parallel_requests, ask.input_tokens + ask.output_tokens
     if parallel is not None and counters.running >= parallel:
