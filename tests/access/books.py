@@ -108,7 +108,7 @@ class Life:
         tokens = (draw.randrange(900), draw.randrange(600))
         ask = asking(f"r{self.num}", *levels, tokens=tokens, held=draw.randrange(90))
         for level in self.book.unseeded(levels):
-            self.book.seed(level, moment.wall_us // DAY_US, self._spent(self.levels.index(level)), moment)
+            self.book.seed(level, self.book.day(moment), self._spent(self.levels.index(level)), moment)
         before = self._counters(levels, moment)
         try:
             (self.book.preview if draw.random() < 0.1 else self._take)(ask, moment)

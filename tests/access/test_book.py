@@ -53,7 +53,8 @@ def test_waiting_as_long_as_told_is_enough_and_not_a_microsecond_too_long():
         life = Life(seed, num_levels=5)
         for _ in range(40):
             life.step()
-        moment = Moment(life.latest.now_us, life.latest.wall_us)
+        back = (0, 3, 30)[seed % 3] * SECOND  # as a clock tells it that was set back meanwhile
+        moment = Moment(life.latest.now_us - back, life.latest.wall_us - back)
         ask = asking("next", *life.levels, tokens=(60, 60), held=20)
         for level in life.book.unseeded(life.levels):
             life.book.seed(level, moment.wall_us // core.DAY_US, (0, 0), moment)
@@ -66,7 +67,7 @@ def test_waiting_as_long_as_told_is_enough_and_not_a_microsecond_too_long():
         early, late = (Moment(moment.now_us + w, moment.wall_us + w) for w in (wait - 1, wait))
         assert core.check(copy.deepcopy(pairs), ask, early) is not None
         assert core.check(pairs, ask, late) is None
-    assert told > 20
+    assert told > 10
 
 
 def test_a_clock_that_is_wrong_by_five_seconds_or_steps_back_gives_no_token_twice():
@@ -98,7 +99,7 @@ def test_a_level_that_was_forgotten_lives_through_no_time_twice():
                 book.reserve(asking(f"{turn} {seconds} {number}", other), at(seconds))
                 book.settle(f"{turn} {seconds} {number}", Used(), at(seconds))
             book.settle(f"{turn} {seconds}", Used(), at(seconds))
-    assert passed == 60 + 10
+    assert passed == 61  # what the first one took came back, and no more
 
 
 def test_a_wall_clock_that_steps_back_over_midnight_spends_no_day_twice():

@@ -47,6 +47,11 @@ class Book:
         wanted = [level for level in levels if limits.has_budget(level.limits)]
         return [level for level in wanted if (known := self.counters(level)) is None or not known.is_seeded]
 
+    def day(self, moment: Moment) -> int:
+        """Today, counted from 1970; never a day before one that was seen."""
+        self._see(moment)
+        return self._latest.wall_us // limits.DAY_US
+
     def seed(self, level: Level, day: int, spent: tuple[int, int], moment: Moment) -> None:
         """What the ledger has of a level: spent in that day and in its month."""
         self._see(moment)

@@ -12,7 +12,7 @@ from functools import partial
 from hitsend.core.clock import Clock
 from hitsend.core.limits import Level, RateWindows
 from hitsend.serve.access.book import Book, Key
-from hitsend.serve.access.limits import DAY_US, Moment, day_text, first_of_month
+from hitsend.serve.access.limits import Moment, day_text, first_of_month
 from hitsend.serve.access.quota import Ask, Spent, Used
 
 
@@ -67,7 +67,7 @@ class MemoryQuota:
             await asyncio.shield(task)  # others may wait for it too
 
     async def _load(self, level: Level) -> None:
-        day = self._moment().wall_us // DAY_US
+        day = self._book.day(self._moment())
         month = await self._spent.spent_microusd(level, day_text(first_of_month(day)))
         today = await self._spent.spent_microusd(level, day_text(day))
         self._book.seed(level, day, (today, month), self._moment())
