@@ -90,15 +90,14 @@ def test_a_clock_that_is_wrong_by_five_seconds_or_steps_back_gives_no_token_twic
 def test_a_level_that_was_forgotten_lives_through_no_time_twice():
     book, level, other = Book(), org(requests_per_minute=60), org("x", requests_per_minute=600)
     passed = 0
-    for turn in range(40):
-        for seconds in (0, 10):
-            with contextlib.suppress(LimitError):
-                book.reserve(asking(f"{turn} {seconds}", level), at(seconds))
-                passed += 1
-            for number in range(3):  # each sweeps
-                book.reserve(asking(f"{turn} {seconds} {number}", other), at(seconds))
-                book.settle(f"{turn} {seconds} {number}", Used(), at(seconds))
-            book.settle(f"{turn} {seconds}", Used(), at(seconds))
+    for turn in range(80):
+        with contextlib.suppress(LimitError):
+            book.reserve(asking(f"{turn}", level), at(0))
+            passed += 1
+        book.settle(f"{turn}", Used(), at(0))
+        for number in range(3):  # each looks for levels to forget
+            book.reserve(asking(f"{turn} {number}", other), at(10))
+            book.settle(f"{turn} {number}", Used(), at(10))
     assert passed == 61  # what the first one took came back, and no more
 
 
@@ -167,3 +166,13 @@ def test_shedding_looks_at_requests_and_parallel_only_and_takes_nothing():
     book.settle("b", Used(requests=0), at())
     book.shed((level,), at())
     assert at(1).now_us - at().now_us == SECOND
+
+
+def test_a_level_is_not_forgotten_between_being_told_its_spending_and_the_request():
+    book, level = Book(), org(usd_per_month_microusd=100)
+    book.seed(level, at().wall_us // core.DAY_US, (0, 0), at())
+    later = at(20 * 86_400)
+    assert book.unseeded((level,)) == []
+    book.reserve(asking("a", level, held=60), later)
+    book.settle("a", Used(cost_microusd=60), later)
+    assert book.counters(level).spent_month == 60

@@ -64,14 +64,15 @@ class Book:
         if ask.request_id in self._open:
             raise InvalidRequest(f"request id {ask.request_id!r} is in use", param="x-request-id")
         self._see(moment)
-        self._sweep(moment)
         pairs = self._pairs(ask.levels)
         refusal = limits.check(pairs, ask, moment)
         if refusal is not None:
             left = limits.windows(pairs, ask)
+            self._sweep(moment)
             raise limits.error_of(refusal, left, limits.param_of(refusal, ask))
         limits.take(pairs, ask)
         self._open[ask.request_id] = (ask, pairs)
+        self._sweep(moment)  # not before: it could forget what `seed` has just told of these levels
         return limits.windows(pairs)
 
     def settle(self, request_id: str, used: Used, moment: Moment) -> bool:
