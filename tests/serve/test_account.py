@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from hitsend.core import events as ev
 from hitsend.core.errors import ClientGone
 from hitsend.core.lifecycle import State
+from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.access.memory import MemoryQuota
@@ -93,6 +95,24 @@ async def test_a_record_that_breaks_does_not_cost_the_row() -> None:
     with pytest.raises(LookupError):
         await _cut_off(ledger, Flight("req_1", FakeClock()), LookupError("a bug"))
     assert [settled.reason for settled in ledger.settled] == ["client_gone"]
+
+
+async def test_a_record_that_breaks_keeps_no_place_on_any_level() -> None:
+    level = Level("key", ("k1",), Limits(parallel_requests=1, input_tokens_per_minute=31))
+    request = msgspec.structs.replace(REQUEST, principal=Principal(key_id="k1", levels=(level,)))
+    quota = MemoryQuota(FakeClock(), None)  # type: ignore[arg-type]  # no budgets
+    flight = Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+
+    async def work() -> None:
+        async with Account(KeptLedger(), request, flight, FakeClock(), quota=quota) as account:  # type: ignore[arg-type]
+            account.watch(CutOff(LookupError("a bug")), [])  # type: ignore[arg-type]  # a small ledger
+            assert quota.num_open == 1
+
+    with pytest.raises(LookupError):
+        await work()
+    assert quota.num_open == 0
+    assert [type(event) for event in flight.events()][:2] == [ev.LimitsChecked, ev.Reserved]
 
 
 async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what_was_computed() -> None:

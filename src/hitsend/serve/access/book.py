@@ -67,13 +67,13 @@ class Book:
         pairs = self._pairs(ask.levels)
         refusal = limits.check(pairs, ask, moment)
         if refusal is not None:
-            left = limits.windows(pairs, ask)
+            left = limits.windows(pairs, ask, is_taken=False)
             self._sweep(moment)
             raise limits.error_of(refusal, left, limits.param_of(refusal, ask))
         limits.take(pairs, ask)
         self._open[ask.request_id] = (ask, pairs)
         self._sweep(moment)  # not before: it could forget what `seed` has just told of these levels
-        return limits.windows(pairs)
+        return limits.windows(pairs, ask, is_taken=True)
 
     def settle(self, request_id: str, used: Used, moment: Moment) -> bool:
         """End a reservation. False: there is none of that id."""
@@ -97,7 +97,7 @@ class Book:
         anything = Ask("", (), input_tokens=0, output_tokens=0, held_microusd=0)
         refusal = limits.check(pairs, anything, moment)
         if refusal is not None:
-            raise limits.error_of(refusal, limits.windows(pairs, anything))
+            raise limits.error_of(refusal, limits.windows(pairs, anything, is_taken=False))
 
     def _see(self, moment: Moment) -> None:
         """A level that is forgotten and comes back must not live through a time again that the clock went back over."""

@@ -160,9 +160,8 @@ def has_budget(limits: Limits) -> bool:
     return limits.usd_per_day_microusd is not None or limits.usd_per_month_microusd is not None
 
 
-def windows(pairs: Sequence[Pair], ask: Ask | None = None) -> RateWindows:
-    """What is left of each rate where it is the least, and all limits in use (with `ask` on top, where it was not
-    taken)."""
+def windows(pairs: Sequence[Pair], ask: Ask, *, is_taken: bool) -> RateWindows:
+    """What is left of each rate where it is the least, and all limits as they stand with the request, taken or not."""
     tightest: list[RateWindow | None] = [None, None, None]
     checks: list[LevelCheck] = []
     for level, counters in pairs:
@@ -175,7 +174,7 @@ def windows(pairs: Sequence[Pair], ask: Ask | None = None) -> RateWindows:
             other = tightest[which]
             if other is None or (window.remaining, -window.reset_s) < (other.remaining, -other.reset_s):
                 tightest[which] = window
-        checks += _in_use(level, counters, ask)
+        checks += _in_use(level, counters, ask, is_taken=is_taken)
     requests, input_tokens, output_tokens = tightest
     return RateWindows(requests, input_tokens, output_tokens, tuple(checks))
 
@@ -352,20 +351,21 @@ def _budgets(limits: Limits, counters: Counters) -> tuple[tuple[LimitName, int |
     )
 
 
-def _in_use(level: Level, counters: Counters, ask: Ask | None) -> Iterable[LevelCheck]:
+def _in_use(level: Level, counters: Counters, ask: Ask, *, is_taken: bool) -> Iterable[LevelCheck]:
     """Every limit of the level; what is in use is rounded up to whole tokens."""
     limits, title = level.limits, level.title
-    more = (0, 0, 0) if ask is None else (1, ask.input_tokens, ask.output_tokens)
+    more = (0, 0, 0, 0) if is_taken else (1, ask.input_tokens, ask.output_tokens, ask.held_microusd)
     for which, rate in enumerate(rates_of(limits)):
         if rate is not None:
             yield LevelCheck(title, RATES[which], -(-counters.missing[which] // UNITS) + more[which], rate)
     if limits.parallel_requests is not None:
         yield LevelCheck(title, "parallel_requests", counters.running + more[0], limits.parallel_requests)
-    if limits.tokens_per_request is not None and ask is not None:
-        yield LevelCheck(title, "tokens_per_request", sum(more[1:]), limits.tokens_per_request)
+    if limits.tokens_per_request is not None:
+        size = ask.input_tokens + ask.output_tokens
+        yield LevelCheck(title, "tokens_per_request", size, limits.tokens_per_request)
     for name, limit, spent in _budgets(limits, counters):
         if limit is not None:
-            yield LevelCheck(title, name, spent + counters.held + (ask.held_microusd if ask else 0), limit)
+            yield LevelCheck(title, name, spent + counters.held + more[3], limit)
 
 
 def _wait(refusal: Refusal) -> float:
