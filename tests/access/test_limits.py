@@ -7,6 +7,7 @@ from hitsend.core.limits import Level, Limits, RateWindow
 from hitsend.serve.access.book import Book
 from hitsend.serve.access.limits import DAY_US, Size, first_of_month, first_of_next_month, month_of, most_output
 from hitsend.serve.access.quota import Used
+from hitsend.serve.usage.pricing import Price, held_microusd
 from tests.access.books import WALL_US, asking, at, org
 
 DAY = WALL_US // DAY_US
@@ -200,6 +201,14 @@ def test_a_free_model_is_not_cut_by_a_budget_but_a_dear_input_is():
     assert most_output((org(usd_per_day_microusd=0),), Size(40, 1)) is None
     with pytest.raises(InvalidRequest):
         most_output((org(usd_per_day_microusd=3),), Size(4, 1, input_picousd=1_000_000))
+
+
+@pytest.mark.parametrize(("input_picousd", "output_picousd"), [(1, 1), (450_000, 3_200_000), (499_999, 500_001)])
+def test_what_a_request_can_cost_is_what_the_ledger_will_hold(input_picousd, output_picousd):
+    price = Price("p", input_picousd, output_picousd)
+    for tokens in range(0, 3000, 7):
+        size = Size(tokens, 1, input_picousd=price.dearest_input_picousd, output_picousd=price.output_picousd)
+        assert size.microusd(3000 - tokens) == held_microusd(price, tokens, 3000 - tokens)
 
 
 def test_months_and_days():

@@ -1,6 +1,7 @@
 """Limits through the whole edge: real routes, real account, real ledger, and an engine that answers two tokens."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -21,6 +22,7 @@ from hitsend.serve.usage.rows import Hold, HoldRequest
 from hitsend.testing import FakeClock
 from tests.access.books import org
 from tests.edge import Answer, Call, Edge, chat_body, end, text
+from tests.stream.test_sockets import head, serving
 from tests.usage.storage import Storage, storage
 
 PRICE = Price("p", 1_000_000, 2_000_000)
@@ -232,3 +234,21 @@ async def test_who_has_no_request_left_is_refused_before_the_body_is_read(opened
         "Authenticated",
         "Failed",
     ]
+
+
+async def test_a_connection_goes_on_after_a_body_that_nobody_read(opened):
+    limited = Limited(opened, org(requests_per_minute=1))
+    limited.edge.app = limited.app
+    body = json.dumps(chat_body(messages=[{"role": "user", "content": "x" * 200_000}])).encode()
+    statuses = []
+    async with serving(limited.edge) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(head(body, "content-type: application/json", "authorization: Bearer good") + body)
+            await writer.drain()
+            answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            statuses.append(answer.split()[1])
+            await reader.readexactly(int(answer.partition("content-length: ")[2].partition("\r\n")[0]))
+            assert "connection: close" not in answer
+        writer.close()
+    assert statuses == ["200", "429", "429"]
