@@ -29,6 +29,9 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if "served" not in request.fixturenames:
         return
     state = request.getfixturevalue("served").wait_idle()
-    left = {name: state[name] for name in ("running", "waiting", "cells_used", "slots_used", "holds_open")}
+    left = {
+        name: state[name]
+        for name in ("running", "waiting", "cells_used", "slots_used", "holds_open", "quota_holds_open")
+    }
     assert not any(left.values()), left
     assert state["engine"]["check"] is None

@@ -76,6 +76,15 @@ def test_one_free_token_is_enough_for_one_token_of_answer():
     assert fit(request(1), CONTEXT - 1).max_tokens == 1
 
 
+def test_an_answer_without_a_length_is_as_long_as_the_callers_levels_can_hold():
+    budget = Budget(Defaults(), lambda: 7, ceiling=200)
+    fitted = budget.fit(request(None), prompt(100), FACTS, 50)
+    assert fitted.max_tokens == 50
+    assert fitted.limits[-1] == LimitCheck("max_tokens_of_levels", 50, 50)
+    assert budget.fit(request(None), prompt(100), FACTS, 300).max_tokens == 200
+    assert budget.fit(request(None), prompt(100), FACTS).max_tokens == 200
+
+
 def test_an_answer_that_can_not_fit_is_refused_with_both_counts_and_never_lowered():
     assert fit(request(412), 100).max_tokens == 412
     with pytest.raises(ContextLengthExceeded) as refused:

@@ -5,13 +5,17 @@ import asyncio
 import pytest
 
 from hitsend.core.embedding import EmbeddingRequest
-from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound, RateLimitExceeded
 from hitsend.core.events import Step
 from hitsend.core.lifecycle import State
+from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
+from hitsend.core.request import Principal
+from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.report import Spending
 from hitsend.settings import PriceSettings
 from tests.usage.storage import storage
 
@@ -70,7 +74,9 @@ def flying(stored) -> Flight:
 
 def stages(stored, embedder) -> EmbeddingStages:
     prices = PriceBook([PriceSettings(model="e", input=2.0, output=9.0, id="p")])
-    return EmbeddingStages(stored.clock, embedder, prices, stored.ledger)
+    return EmbeddingStages(
+        stored.clock, embedder, prices, stored.ledger, MemoryQuota(stored.clock, Spending(stored.database))
+    )
 
 
 async def test_one_row_and_vectors_in_order(stored):
@@ -140,3 +146,18 @@ async def test_refusals_hold_nothing(stored, request_, error, param):
     assert refused.value.param == param
     assert await stored.rows() == []
     assert await stored.holds() == []
+
+
+async def test_levels_count_embeddings_too(stored):
+    level = Level("org", ("acme",), Limits(input_tokens_per_minute=8, requests_per_minute=5))
+    caller, desk = Principal(key_id="k1", org="acme", levels=(level,)), stages(stored, ScriptedEmbedder())
+    flight = flying(stored)
+    await embed(EmbeddingRequest("r", "e", ("aaa", "bbb"), caller), flight, desk)
+    assert flight.windows.input_tokens.remaining == 2
+    assert desk.quota.num_open == 0
+    with pytest.raises(RateLimitExceeded, match="input_tokens_per_minute of org acme is 8, 2 left, 4 asked"):
+        await embed(EmbeddingRequest("r2", "e", ("aaaa",), caller), flying(stored), desk)
+    with pytest.raises(InvalidRequest, match="9 asked, .* can never pass") as refused:
+        await embed(EmbeddingRequest("r3", "e", ("aaaa", "aaaaa"), caller), flying(stored), desk)
+    assert refused.value.param == "input"
+    assert len(await stored.rows()) == 1

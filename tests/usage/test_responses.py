@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from hitsend.core.errors import StorageFailed
@@ -85,6 +87,7 @@ async def test_the_background_task_deletes_and_ends(tmp_path):
                 rows = (await connection.exec_driver_sql("SELECT count(*) FROM responses")).scalar()
             if rows == 0:
                 break
+            await asyncio.sleep(0.02)
         await store.stop()
         await store.stop()
         assert rows == 0

@@ -14,6 +14,7 @@ from hitsend.core import events as ev
 from hitsend.core.clock import Clock
 from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
+from hitsend.core.limits import RateWindows
 from hitsend.core.request import Delta, Principal, Usage
 from hitsend.core.segments import Timeline
 
@@ -37,6 +38,7 @@ class Flight:
         self.keep_text = keep_text
         self.state = State.RECEIVED
         self.principal = Principal()
+        self.windows = RateWindows()
         self.model: str | None = None
         self.engine: str | None = None
         self.finish_reason: str | None = None
@@ -202,7 +204,7 @@ class Flight:
     def _limits(self) -> list[dict[str, Any]]:
         checks: list[dict[str, Any]] = []
         for _, event in self._events:
-            if isinstance(event, ev.Parsed | ev.Fitted):
+            if isinstance(event, ev.Parsed | ev.Fitted | ev.LimitsChecked):
                 checks.extend(msgspec.to_builtins(event.limits))
         return checks
 

@@ -27,6 +27,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.access.auth import Authenticator, is_loopback
 from hitsend.serve.access.issuers import tokens_of
+from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.api.inspect import load_page
@@ -51,6 +52,7 @@ from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.records import RecordStore
+from hitsend.serve.usage.report import Spending
 from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
 
@@ -127,6 +129,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             engines={found.name: engine},
             prices=PriceBook(settings.prices),
             ledger=stores.ledger,
+            quota=stores.quota,
             wait_timeout_s=settings.engine.wait_timeout_s,
             formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
             markup=markup(text.vocabulary, formats.tool, formats.reasoning),
@@ -134,7 +137,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
+        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger, stages.quota)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
@@ -148,6 +151,7 @@ class _Stores:
     auth: Authenticator
     responses: ResponseStore
     admin: Administration
+    quota: MemoryQuota
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -169,7 +173,7 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses.start()
     stack.push_async_callback(responses.stop)
     admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(writer, records, ledger, auth, responses, admin)
+    return _Stores(writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -238,6 +242,7 @@ def _services(
         suited=lambda request: suited(request, stages.text.facts, stages.formats),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
+        shed=stores.quota.shed,
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
@@ -262,7 +267,9 @@ class _Watch:
         engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
         engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
         engine |= {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
-        return shown | {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "engine": engine}
+        quota = self._stores.quota
+        shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "quota_holds_open": quota.num_open}
+        return shown | {"levels_kept": quota.num_levels, "engine": engine}
 
     def health(self) -> Health:
         """Red when work is due and nothing moves; not ready while the engine or the text process is away."""

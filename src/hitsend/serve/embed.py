@@ -19,6 +19,7 @@ from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidReque
 from hitsend.core.events import Routed, Step, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.account import Account
 from hitsend.serve.engine.convert_minilm import PACKAGED, converted
@@ -44,6 +45,7 @@ class EmbeddingStages:
     embedder: Embedder | None
     prices: PriceBook
     ledger: Ledger
+    quota: Quota
 
 
 def find_embedder(settings: EngineSettings, models_dir: Path) -> Embedder | None:
@@ -80,7 +82,8 @@ async def embed(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStag
     )
     work = _Work()
     vectors: list[bytes] = []
-    async with Account(stages.ledger, hold, flight, stages.clock) as account:
+    account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota, input_param="input")
+    async with account:
         account.watch(work, ())
         for batch in batches(inputs, embedder.facts.max_batch_tokens, embedder.facts.max_batch_inputs):
             answer = await work.compute(batch, embedder.submit(batch, dimensions))

@@ -12,11 +12,13 @@ from typing import Literal
 
 import msgspec
 
-from hitsend.core.errors import ContextLengthExceeded, ModelNotFound, ServeError
+from hitsend.core.errors import ContextLengthExceeded, LimitError, ModelNotFound, ServeError
 from hitsend.core.events import LimitCheck
+from hitsend.core.limits import LevelCheck
 from hitsend.core.request import Request, Usage
+from hitsend.serve.access.quota import Ask
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
-from hitsend.serve.pipeline import Stages, constrain
+from hitsend.serve.pipeline import Stages, constrain, longest_answer
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 
@@ -127,6 +129,7 @@ class Estimate(msgspec.Struct, frozen=True):
     times: Times
     measured: Measured
     limits: tuple[LimitCheck, ...]
+    buckets: tuple[LevelCheck, ...] = ()
     warnings: tuple[str, ...] = ()
     object: Literal["hitsend.estimate"] = "hitsend.estimate"
     guessed: tuple[str, ...] = ("times", "cost.expected_microusd")
@@ -142,8 +145,10 @@ async def estimate(
     facts, now = engine.facts, engine.state()
     prompt = await stages.text.prepare(request, max_prompt_tokens=facts.cells_per_slot)
     num_tokens, refusal, output = prompt.num_tokens, None, 0
+    buckets: tuple[LevelCheck, ...] = ()
     try:
-        fitted = stages.budget.fit(request, prompt, facts)
+        most = longest_answer(request, stages, (prompt.prompt_token_ids,))
+        fitted = stages.budget.fit(request, prompt, facts, most)
         limits, output = (*limits, *fitted.limits), fitted.max_tokens
         engine.admit(
             Job(
@@ -156,8 +161,10 @@ async def estimate(
                 constraint=await constrain(request, prompt.prompt_token_ids, stages),
             )
         )
+        buckets = await _after_the_hold(request, stages, num_tokens, output)
     except ServeError as error:
         refusal = error
+        buckets = error.windows.checks if isinstance(error, LimitError) and error.windows else ()
         if isinstance(error, ContextLengthExceeded):
             asked = num_tokens + (request.max_tokens or 1)
             limits = (*limits, LimitCheck("prompt_and_max_tokens", asked, facts.cells_per_slot))
@@ -175,8 +182,18 @@ async def estimate(
         times=_times(admission, now, num_tokens, output, measured),
         measured=measured,
         limits=limits,
+        buckets=buckets,
         warnings=request.warnings,
     )
+
+
+async def _after_the_hold(request: Request, stages: Stages, prompt_tokens: int, output: int) -> tuple[LevelCheck, ...]:
+    """Every limit of the caller's levels as it would stand with this request. Raises what reserving would."""
+    levels, output_tokens = request.principal.levels, output * request.n
+    if not levels:
+        return ()
+    held = held_microusd(stages.prices.find(request.model, is_local=True), prompt_tokens, output_tokens)
+    return (await stages.quota.preview(Ask(request.request_id, levels, prompt_tokens, output_tokens, held))).checks
 
 
 def _memory(engine: Engine, now: EngineState, n: int, tokens: int) -> Memory:

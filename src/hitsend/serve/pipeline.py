@@ -16,6 +16,8 @@ from hitsend.core.events import Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.serve.access.limits import Size, most_output
+from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
@@ -47,6 +49,7 @@ class Stages:
     engines: dict[str, Engine]
     prices: PriceBook
     ledger: Ledger
+    quota: Quota
     wait_timeout_s: float
     formats: Formats
     markup: Markup
@@ -58,7 +61,8 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     request = suited(request, stages.text.facts, stages.formats)
     job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
-    account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
+    hold = _to_hold(request, job, stages, engine)
+    account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota)
     async with account:
         choices = [_assembler(request, job, stages, index) for index in range(job.num_choices)]
         generation = generate_all(engine, job)
@@ -69,6 +73,7 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
             request.model,
             system_fingerprint=_fingerprint(engine),
             prompt_tokens=job.num_prompt_tokens,
+            windows=flight.windows,
         )
         prompts = _prompt_tokens(job, stages)
         for number, prompt in enumerate(prompts):
@@ -98,9 +103,10 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         prompt = await stages.text.prepare(request, wants_text=keep_text, max_prompt_tokens=context)
         flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
-    fitted = stages.budget.fit(request, prompt, engine.facts)
-    flight.record(fitted)
     first, *more = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
+    most = longest_answer(request, stages, (first, *more))
+    fitted = stages.budget.fit(request, prompt, engine.facts, most)
+    flight.record(fitted)
     return Job(
         request_id=request.request_id,
         prompt_token_ids=first,
@@ -111,6 +117,20 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         constraint=await constrain(request, first, stages),
         more_prompts=tuple(more),
     )
+
+
+def longest_answer(request: Request, stages: Stages, prompts: Sequence[Sequence[int]]) -> int | None:
+    """Tokens that the caller's levels leave each choice, so that the hold fits what they can ever contain."""
+    price = stages.prices.find(request.model, is_local=True)
+    size = Size(
+        input_tokens=sum(map(len, prompts)),
+        choices=request.n * len(prompts),
+        max_tokens=request.max_tokens,
+        input_picousd=price.dearest_input_picousd,
+        output_picousd=price.output_picousd,
+        input_param="prompt" if request.prompts else "messages",
+    )
+    return most_output(request.principal.levels, size)
 
 
 async def constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:

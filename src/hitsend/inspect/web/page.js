@@ -243,12 +243,12 @@ function showMoney(record) {
 }
 
 function showLimits(limits) {
-  const lines = limits.map(({ name, value, limit }) => {
+  const lines = limits.map(({ name, level, value, limit }) => {
     const meter = element("meter");
     meter.max = Math.max(limit, 1);
     meter.value = value;
     meter.setAttribute("aria-label", name);
-    return line(words(name), meter, element("span", `${value}/${limit}`));
+    return line(level ? `${words(name)} of ${level}` : words(name), meter, element("span", `${value}/${limit}`));
   });
   byId("limits").tBodies[0].replaceChildren(...lines);
 }

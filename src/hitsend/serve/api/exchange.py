@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.api.rates import messages_rate_headers, rate_headers
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
 
@@ -44,7 +46,8 @@ class RequestIds:
 
 
 class Exchange:
-    """One request on its way through the routes. `principal` is set once the caller is known."""
+    """One request on its way through the routes. `principal` is set once the caller is known, `flight` once there is a
+    record."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, services: Services, request_ids: RequestIds
@@ -55,6 +58,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = request_ids.choose(self.header_values(b"x-request-id"))
         self.principal = Principal()
+        self.flight: Flight | None = None
         self.param = ""
         self.route = "unmatched"
         self.status: int | None = None
@@ -102,12 +106,16 @@ class Exchange:
         return [value for key, value in self.scope["headers"] if key == name]
 
     async def send(self, message: Message) -> None:
-        """ASGI's send, with the request id added to whatever starts a response."""
+        """ASGI's send, with the request id, and what is left of the caller's rates, added to what starts a response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             if self.speaks_messages:
                 headers.append((b"request-id", self.request_id.encode()))
+            if self.flight is not None:
+                headers += rate_headers(self.flight.windows)
+                if self.speaks_messages:
+                    headers += messages_rate_headers(self.flight.windows, self.services.clock.wall())
             message = {**message, "headers": headers}
         await self._send_message(message)
 

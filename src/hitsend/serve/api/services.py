@@ -12,6 +12,7 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.events import LimitCheck
+from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
 from hitsend.serve.access.principals import PrincipalStore
@@ -159,7 +160,8 @@ class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
-    request as this model's template gets it.
+    request as this model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any
+    request; it only looks, and never waits.
     """
 
     clock: Clock
@@ -183,3 +185,4 @@ class Services(msgspec.Struct, frozen=True):
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
     admin: Administration | None = None
+    shed: Callable[[tuple[Level, ...]], None] = lambda _: None

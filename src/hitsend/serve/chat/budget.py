@@ -8,7 +8,7 @@ the same `Fitted`. Pure: randomness comes in as a function. Next: `presets.py`.
     The rule of the exact fit: prompt + max_tokens <= context.
       prompt >= context                      refused: there is no room for one token of output
       prompt + max_tokens > context          refused when the client set max_tokens: it is never lowered in silence
-      max_tokens not set                     context - prompt, at most `ceiling`
+      max_tokens not set                     context - prompt, at most `ceiling` and what the caller's levels can hold
 """
 
 from collections.abc import Callable
@@ -53,13 +53,18 @@ class Budget(msgspec.Struct, frozen=True):
     ceiling: int | None = None
     max_prompt_logprobs: int = 16_384
 
-    def fit(self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts) -> Fitted:
-        """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
+    def fit(
+        self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts, most_output: int | None = None
+    ) -> Fitted:
+        """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest.
+
+        `most_output`: tokens per choice that the caller's levels can ever hold; None: no limit.
+        """
         context, num_tokens = facts.cells_per_slot, prompt.num_tokens
         param, asked = "prompt" if request.prompts else "messages", request.max_tokens
-        max_tokens = allowed_output(
-            asked, num_prompt_tokens=num_tokens, context=context, ceiling=self.ceiling, param=param
-        )
+        ceilings = [most for most in (self.ceiling, most_output) if most is not None]
+        ceiling = min(ceilings, default=None)
+        max_tokens = allowed_output(asked, num_prompt_tokens=num_tokens, context=context, ceiling=ceiling, param=param)
         _check_tokens(request, facts.vocab_size)
         if request.min_tokens > max_tokens:
             text = f"min_tokens is {request.min_tokens}, but the answer may have {max_tokens} tokens at most"
@@ -68,6 +73,7 @@ class Budget(msgspec.Struct, frozen=True):
         checks: tuple[LimitCheck, ...] = (
             LimitCheck("prompt_tokens", num_tokens, context - 1),
             LimitCheck("prompt_and_max_tokens", num_tokens + max_tokens, context),
+            *(() if most_output is None else (LimitCheck("max_tokens_of_levels", max_tokens, most_output),)),
         )
         checks += self._check_scores(request, prompt)
         return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)

@@ -185,7 +185,8 @@ class Composer:
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
         inserted = 0
         if not self._template.uses_tools:
-            if tools or not self._template.prints_calls:
+            has_calls = any(message.get("tool_calls") for message in messages)
+            if tools or (has_calls and not self._template.prints_calls):
                 write_turns(messages)
             inserted = write_tools(messages, tools) if tools else 0
         if order.continue_final_message:
