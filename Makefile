@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check bench bench-isolation drill lock docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -70,6 +70,9 @@ test: check ## everything CI runs
 
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
+
+bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
+	@$(BIN)/python -m bench.isolation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)

@@ -19,6 +19,7 @@ from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, ToolCallDelta, Usage
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
+from hitsend.serve.api.tiers import tier_name
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
@@ -89,6 +90,7 @@ class Chunk(msgspec.Struct, frozen=True):
     system_fingerprint: str | None
     choices: tuple[ChunkChoice, ...]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    service_tier: str | UnsetType = UNSET
     usage: UsageOut | UnsetType | None = UNSET
     hitsend: Extension | UnsetType = UNSET
 
@@ -125,6 +127,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     usage: UsageOut
     hitsend: Extension
     object: Literal["chat.completion"] = "chat.completion"
+    service_tier: str | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -221,6 +224,7 @@ class _Stream:
             choices=choices,
             usage=usage if self._request.include_usage else UNSET,
             hitsend=hitsend,
+            service_tier=tier_name(self._request) if self._request.names_tier else UNSET,
         )
         return sse.frame(_encode(chunk))
 
@@ -289,6 +293,7 @@ def _completion(
         choices=tuple(choices),
         usage=usage_out(completed.usage),
         hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
+        service_tier=tier_name(request) if request.names_tier else UNSET,
     )
 
 

@@ -21,6 +21,7 @@ from hitsend.serve.api import messages_errors
 from hitsend.serve.api.blocks import Block, Blocks, Step
 from hitsend.serve.api.chat_response import IncompleteAnswer
 from hitsend.serve.api.services import Answer
+from hitsend.serve.api.tiers import BEST
 from hitsend.serve.stream import sse
 
 _REASONS = {
@@ -96,7 +97,8 @@ class MessageEncoder:
             "matched_stops": [self._blocks.matched_stop],
         }
         usage = _usage(completed.usage)
-        self._message |= ending | {"usage": usage | {"service_tier": "standard"}, "hitsend": extension}
+        tier = "priority" if self._request.served_tier == BEST else "standard"
+        self._message |= ending | {"usage": usage | {"service_tier": tier}, "hitsend": extension}
         frames += _event("message_delta", delta=ending, usage=usage, hitsend=extension)
         return frames + _event("message_stop")
 
