@@ -104,7 +104,7 @@ class Traffic:
             await asyncio.sleep(rng.expovariate(per_s))
             if time.perf_counter() > until:
                 return
-            task = asyncio.ensure_future(self._one(name, key, prompt(rng, PROMPT_WORDS)))
+            task = asyncio.create_task(self._one(name, key, prompt(rng, PROMPT_WORDS)), name=name)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -113,9 +113,14 @@ class Traffic:
         self.ended.append((name, how, ms))
 
     async def finish(self) -> None:
-        """Wait for the answers: the flood's are few."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        """Wait for the honest ones' answers; who floods hangs up."""
+        while honest := [task for task in self._tasks if task.get_name() != "flood"]:
+            await asyncio.wait(honest)
+        flood = list(self._tasks)
+        for task in flood:
+            task.cancel()
+        if flood:
+            await asyncio.wait(flood)
 
 
 async def capacity(session: aiohttp.ClientSession, url: str, key: str) -> float:
@@ -134,6 +139,7 @@ async def measure(url: str, keys: list[str], seconds: float, part: float) -> dic
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         share = await capacity(session, url, keys[0]) / (HONEST + 1)
         found: dict[str, Any] = {"share_per_s": share}
+        print(f"a share: {share:.3f} requests/s; the honest send {part:g} of it, the flood {TIMES}", flush=True)
         for name in ("alone", "beside"):
             traffic = Traffic(session, url)
             senders = [traffic.send(f"honest{i}", keys[i], part * share, seconds) for i in range(HONEST)]
@@ -141,7 +147,12 @@ async def measure(url: str, keys: list[str], seconds: float, part: float) -> dic
                 senders.append(traffic.send("flood", keys[-1], TIMES * share, seconds))
             await asyncio.gather(*senders)
             await traffic.finish()
-            found[name] = summary(traffic.ended)
+            found[name] = row = summary(traffic.ended)
+            print(
+                f"{name:7} {row['requests']:4} honest requests, {row['not_served']} not served,"
+                f" TTFT p50 {row['ttft_p50_ms']:.0f} ms, p95 {row['ttft_p95_ms']:.0f} ms",
+                flush=True,
+            )
     return found
 
 
@@ -171,12 +182,6 @@ def main() -> None:
         found = asyncio.run(measure(url, keys, given.seconds, given.part))
     found["machine"] = machine(os.cpu_count() or 1)
     alone, beside = found["alone"], found["beside"]
-    print(f"a share: {found['share_per_s']:.3f} requests/s; the honest send {given.part:g} of it, the flood {TIMES}")
-    for name, row in (("alone", alone), ("beside", beside)):
-        print(
-            f"{name:7} {row['requests']:4} honest requests, {row['not_served']} not served,"
-            f" TTFT p50 {row['ttft_p50_ms']:.0f} ms, p95 {row['ttft_p95_ms']:.0f} ms"
-        )
     print(f"p95 beside / alone: {beside['ttft_p95_ms'] / alone['ttft_p95_ms']:.2f}; the flood: {beside['flood']}")
     if given.json:
         with pathlib.Path(given.json).open("w", encoding="utf-8") as file:
