@@ -101,8 +101,9 @@ class Traffic:
         rng = random.Random(name)
         until = time.perf_counter() + seconds
         while True:
-            await asyncio.sleep(rng.expovariate(per_s))
-            if time.perf_counter() > until:
+            pause_s, left_s = rng.expovariate(per_s), until - time.perf_counter()
+            await asyncio.sleep(max(0.0, min(pause_s, left_s)))
+            if pause_s >= left_s:
                 return
             task = asyncio.create_task(self._one(name, key, prompt(rng, PROMPT_WORDS)), name=name)
             self._tasks.add(task)
