@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals
+.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals bench-isolation
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -87,6 +87,9 @@ soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS
 
 bench-refusals: dev ## how long a refusal takes, on this machine
 	@$(BIN)/python -m bench.refusals $(ARGS)
+
+bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
+	@$(BIN)/python -m bench.isolation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)

@@ -170,7 +170,9 @@ class EngineSettings(Section, frozen=True):
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     max_waiting: Positive = 256
-    """Requests in the waiting queue; one more is refused with `server_overloaded`."""
+    """Requests in the waiting queue; one more, or one of whoever has the most there, is `server_overloaded`."""
+    aging_s: Seconds = 10.0
+    """A tenant that waits and gets nothing goes up one tier each time so many seconds pass."""
     wait_timeout_s: Seconds = 60.0
     """A request that waited so long is refused with `server_overloaded`."""
     start_timeout_s: Seconds = 120.0

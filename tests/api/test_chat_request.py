@@ -86,7 +86,7 @@ def raw(field: str) -> bytes:
         ('"audio":{"voice":"x"}', "audio"),
         ('"prediction":{"type":"content","content":"x"}', "prediction"),
         ('"web_search_options":{}', "web_search_options"),
-        ('"service_tier":"flex"', "service_tier"),
+        ('"service_tier":"scale"', "service_tier"),
         ('"tools":[{"type":"custom","custom":{"name":"t"}}]', "tools[0].type"),
         ('"tools":[{"type":"function"}]', "tools[0].function"),
         ('"tools":[{"type":"function","function":{"name":"a b"}}]', "tools[0].function.name"),

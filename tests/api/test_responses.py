@@ -245,7 +245,7 @@ async def test_what_is_asked_for_reaches_the_pipeline():
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"service_tier": "flex"}, "service_tier"),
+        ({"service_tier": "scale"}, "service_tier"),
         ({"include": ["x"]}, "include[0]"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),

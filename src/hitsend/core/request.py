@@ -39,6 +39,11 @@ class Principal(msgspec.Struct, frozen=True):
     max_tier: int = 1
 
     @property
+    def tenant(self) -> tuple[str, ...]:
+        """Whom the engine works for, from the outermost level to the innermost; "" where unknown."""
+        return (self.org or "", self.app or "", self.user or "", self.key_id or "")
+
+    @property
     def is_anonymous(self) -> bool:
         """Whether nobody proved who they are (allowed on loopback only while no key exists)."""
         return self.key_id is None
@@ -139,7 +144,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
 
-    `tier` is the class of service asked for (0 is served first), None: the principal's own.
+    `tier` is the class of service asked for (0 is served first), None: the principal's own; `names_tier`: the answer
+    names the one that was used.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     """
 
@@ -174,7 +180,13 @@ class Request(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
     tier: int | None = None
+    names_tier: bool = False
     prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def served_tier(self) -> int:
+        """The tier in which it is served."""
+        return self.principal.tier if self.tier is None else self.tier
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -116,6 +116,8 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         deadline_s=stages.wait_timeout_s,
         constraint=await constrain(request, first, stages),
         more_prompts=tuple(more),
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
     )
 
 

@@ -20,6 +20,7 @@ from hitsend.core.request import Completed, Delta, PromptToken, Request, Started
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
 from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
+from hitsend.serve.api.tiers import tier_name
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
@@ -90,6 +91,7 @@ class Chunk(msgspec.Struct, frozen=True):
     system_fingerprint: str | None
     choices: tuple[ChunkChoice, ...]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    service_tier: str | UnsetType = UNSET
     usage: UsageOut | UnsetType | None = UNSET
     hitsend: Extension | UnsetType = UNSET
 
@@ -127,6 +129,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     hitsend: Extension
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -223,6 +226,7 @@ class _Stream:
             choices=choices,
             usage=usage if self._request.include_usage else UNSET,
             hitsend=hitsend,
+            service_tier=tier_name(self._request) if self._request.names_tier else UNSET,
         )
         return sse.frame(_encode(chunk))
 
@@ -296,6 +300,7 @@ def _completion(
         prompt_logprobs=UNSET
         if request.prompt_logprobs is None
         else prompt_logprobs_out(collected[0].prompt, request.prompt_logprobs),
+        service_tier=tier_name(request) if request.names_tier else UNSET,
     )
 
 
