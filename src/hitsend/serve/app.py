@@ -35,6 +35,7 @@ from hitsend.serve.chat.formats import resolve_formats, suited
 from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.watch import DatabaseWatch
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
@@ -140,6 +141,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
 class _Stores:
     """What is kept on disk."""
 
+    database: Database
     writer: Writer
     records: RecordStore
     ledger: Ledger
@@ -148,8 +150,11 @@ class _Stores:
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
-    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
+    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir), settings.usage)
     stack.push_async_callback(database.close)
+    watch = DatabaseWatch(database)
+    watch.start()
+    stack.push_async_callback(watch.stop)
     writer = Writer(database)
     writer.start()
     stack.push_async_callback(writer.stop)
@@ -165,7 +170,7 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses = ResponseStore(database, writer, clock, settings.responses)
     responses.start()
     stack.push_async_callback(responses.stop)
-    return _Stores(writer, records, ledger, auth, responses)
+    return _Stores(database, writer, records, ledger, auth, responses)
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -255,13 +260,13 @@ class _Watch:
         return shown | {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "engine": engine}
 
     def health(self) -> Health:
-        """Red when work is due and nothing moves; not ready while the engine or the text process is away."""
+        """Red when work is due and nothing moves; not ready while engine, text process or database are away."""
         now = self._engine.state()
         is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
-        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
-        if is_ready:
-            return Health(is_healthy=True, is_ready=True)
-        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
+        fault = self._stores.database.fault
+        if not (is_healthy and now.is_ready and self._stages.text.pid is not None):
+            fault = "the engine or the text process is restarting"
+        return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
 
     def render_metrics(self) -> tuple[str, bytes]:
         """The body of `/metrics`, with the figures of this moment."""

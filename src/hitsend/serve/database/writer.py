@@ -2,8 +2,9 @@
 
 Enters: operations, each a function of a connection. Leaves: their results, once they are durable. Always true:
 operations run in the order in which they were submitted; when a group fails, each of its operations is tried once more,
-alone, so that a bad one ends nobody else's; an operation may run twice and must therefore be idempotent; one that was
-submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
+alone, so that a bad one ends nobody else's; when the database was lost, the whole group is tried once more on a new
+connection, and a database that hangs is not asked twice; an operation may run twice and must therefore be idempotent;
+one that was submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.errors import StorageFailed
-from hitsend.serve.database.connection import Database
+from hitsend.serve.database.connection import Database, DatabaseAway
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,34 @@ class Writer:
                     self._queue.put_nowait(None)
                     break
                 group.append(following)
-            if await self._commit(group) is not None:
-                for alone in group:
-                    error = await self._commit([alone])
-                    if error is not None:
-                        _give_up(alone, error)
+            await self._write(group)
+
+    async def _write(self, group: list[_Item]) -> None:
+        error = await self._commit(group)
+        if isinstance(error, DatabaseAway) and not error.is_silent:
+            error = await self._commit(group)
+        if error is None:
+            return
+        for alone in group:
+            if not isinstance(error, DatabaseAway):
+                failure = await self._commit([alone])
+                if failure is None:
+                    continue
+                # away in the meantime: then the rest of the group is given up without waiting for each
+                error = failure if isinstance(failure, DatabaseAway) else error
+            else:
+                failure = error
+            _give_up(alone, failure)
+        if isinstance(error, DatabaseAway) and self._is_closed:
+            self._give_up_the_rest(error)
+
+    def _give_up_the_rest(self, error: DatabaseAway) -> None:
+        """A stop must end: what still waits for a database that is away fails now."""
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item is not None:
+                _give_up(item, error)
+        self._queue.put_nowait(None)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
         # a task of its own holds whatever an operation raises, so that nothing can end the writer
@@ -108,7 +132,10 @@ class Writer:
 
 
 def _give_up(item: _Item, error: BaseException) -> None:
-    logger.error("a write to the database failed twice", exc_info=error)
+    if isinstance(error, DatabaseAway):
+        logger.error("a write could not be made: %s", error)
+    else:
+        logger.error("a write to the database failed twice", exc_info=error)
     if not item.future.done():
         failure = StorageFailed("the database did not take the write", retry_after_s=1.0)
         failure.__cause__ = error
