@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,12 +34,13 @@ from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import resolve_formats, suited
 from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
+from hitsend.serve.children import Children, start_children
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.watch import DatabaseWatch
 from hitsend.serve.database.writer import Writer
-from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
+from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
@@ -97,28 +98,20 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
 
 
 @asynccontextmanager
-async def built(settings: Settings) -> AsyncGenerator[Services]:
-    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+async def built(
+    settings: Settings,
+    children: Callable[[Settings, SystemClock, Metrics, AsyncExitStack], Awaitable[Children]] = start_children,
+) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError.
+
+    `children`: who computes; the crash drills put a script in their place.
+    """
     clock = SystemClock()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stores = await _open_stores(settings, clock, stack)
-        found = await asyncio.to_thread(_find_model, settings)
-        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
-        stack.push_async_callback(text.stop)
-        engine = EmbeddedEngine(
-            settings.engine,
-            found.path,
-            clock,
-            model=found.name,
-            pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
-        )
-        stack.push_async_callback(engine.stop)
-        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
-        if embedder is not None:
-            stack.push_async_callback(embedder.stop)
-        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
+        started = await children(settings, clock, metrics, stack)
+        found, text, engine = started.found, started.text, started.engine
         stages = Stages(
             clock=clock,
             text=text,
@@ -133,7 +126,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
+        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
@@ -171,16 +164,6 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses.start()
     stack.push_async_callback(responses.stop)
     return _Stores(database, writer, records, ledger, auth, responses)
-
-
-def _find_model(settings: Settings) -> ModelFile:
-    """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
-    return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
-
-
-def _models_dir(settings: Settings) -> Path:
-    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
