@@ -1,4 +1,4 @@
-"""kill -9 at each named point between admission and settlement, again and again over one ledger, and the count after it.
+"""kill -9 at each named point between admission and settlement, again and again over one ledger; then the count.
 
 Each life of the server: it starts on what the last one left, serves a whole request, and dies during a doomed one.
 """
@@ -48,8 +48,9 @@ POINTS = {
 }
 """Where the server dies, and how the doomed request stands in the ledger after the next start."""
 
-WITH_A_MODEL = tuple(point for point in POINTS if point not in {"submitted to the engine", "stop found", "engine released"})
-"""Points that the scripted engine alone can't tell."""
+ONLY_SCRIPTED = {"submitted to the engine", "stop found", "engine released"}
+"""Points that only the scripted engine tells."""
+WITH_A_MODEL = tuple(point for point in POINTS if point not in ONLY_SCRIPTED)
 
 
 @dataclass
@@ -77,7 +78,8 @@ class Launcher:
         await self._ask({"reap": pid})
 
     async def _ask(self, order: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         line = await asyncio.wait_for(self._process.stdout.readline(), 60)
         assert line, "the launcher is gone"

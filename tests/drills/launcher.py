@@ -8,6 +8,7 @@ its flight's events, and the messages that it sends to its socket.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ PRELOADED = (migrate, postgres, asyncpg, aiosqlite)
 DOOMED = "doomed-"
 """Requests whose id begins so are the ones during which the server dies."""
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STATEMENTS = {"INSERT INTO holds": "hold", "INSERT INTO ledger": "settlement", "INSERT INTO records": "record"}
 _EVENTS = {ev.Reserved: "hold acknowledged", ev.Admitted: "admitted", ev.FirstToken: "first token"}
 
@@ -156,8 +158,8 @@ async def serve(order: dict[str, Any], say: int) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        async with built(load(flags=flags).settings, start) as services:
-            services = msgspec.structs.replace(services, pipeline=reaper.pipeline(services.pipeline))
+        async with built(load(flags=flags).settings, start) as whole:
+            services = msgspec.structs.replace(whole, pipeline=reaper.pipeline(whole.pipeline))
             app = reaper.watching(Routes(services))
             config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", access_log=False, log_config=None)
             server = uvicorn.Server(config)
@@ -169,7 +171,7 @@ async def serve(order: dict[str, Any], say: int) -> None:
 
 
 def main() -> None:
-    """One order after the other; a fork for each. The forks end with their parent's stdin at the latest."""
+    """One order after the other; a fork for each. They end with this process at the latest."""
     say = os.dup(1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -179,6 +181,7 @@ def main() -> None:
             os.write(say, b"{}\n")
             continue
         if os.fork() == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(serve(order, say))
             os._exit(0)

@@ -57,9 +57,10 @@ async def _client(
     number = 0
     while not is_over.is_set():
         request_id = f"client-{index}-{number}"
-        expected[request_id] = {BILLED} if await ask(session, port, request_id) else {NOTHING, UNCONFIRMED}
+        is_told = await ask(session, port, request_id)
+        expected[request_id] = {BILLED} if is_told else {NOTHING, UNCONFIRMED}
         number += 1
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.005 if is_told else 0.1)
 
 
 async def _until(session: aiohttp.ClientSession, port: int, path: str, is_good: Any) -> bool:

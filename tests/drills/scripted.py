@@ -117,6 +117,8 @@ def scripted(tell: Told) -> Callable[..., Any]:
     """In the place of `start_children`."""
 
     async def start(settings: Any, clock: Clock, metrics: Any, stack: AsyncExitStack) -> Children:
-        return Children(ModelFile("scripted.gguf", "scripted", "test"), ScriptedText(), ScriptedEngine(clock, tell), None)
+        return Children(
+            ModelFile("scripted.gguf", "scripted", "test"), ScriptedText(), ScriptedEngine(clock, tell), None
+        )
 
     return start

@@ -147,8 +147,9 @@ class Database:
         self.fault = None
 
     def _away(self, error: Exception, *, is_silent: bool) -> DatabaseAway:
-        self.fault = f"the database is away ({type(error).__name__})"
-        return DatabaseAway(f"{self.fault}: {error}", is_silent=is_silent)
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        self.fault = f"the database is away ({type(cause).__name__})"
+        return DatabaseAway(f"{self.fault}: {cause}", is_silent=is_silent)
 
 
 def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:

@@ -9,6 +9,7 @@ one that was submitted runs even if nobody waits for it any more. Next: `usage/l
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -89,28 +90,29 @@ class Writer:
         error = await self._commit(group)
         if isinstance(error, DatabaseAway) and not error.is_silent:
             error = await self._commit(group)
-        if error is None:
-            return
-        for alone in group:
-            if not isinstance(error, DatabaseAway):
-                failure = await self._commit([alone])
-                if failure is None:
-                    continue
-                # away in the meantime: then the rest of the group is given up without waiting for each
-                error = failure if isinstance(failure, DatabaseAway) else error
-            else:
-                failure = error
-            _give_up(alone, failure)
-        if isinstance(error, DatabaseAway) and self._is_closed:
-            self._give_up_the_rest(error)
+        left = deque(group if error is not None else ())
+        while left and not isinstance(error, DatabaseAway):
+            failure = await self._commit([left[0]])
+            if isinstance(failure, DatabaseAway):
+                error = failure
+                break
+            alone = left.popleft()
+            if failure is not None:
+                logger.error("a write to the database failed twice", exc_info=failure)
+                _give_up(alone, failure)
+        if isinstance(error, DatabaseAway):
+            self._give_up_all(left, error)
 
-    def _give_up_the_rest(self, error: DatabaseAway) -> None:
-        """A stop must end: what still waits for a database that is away fails now."""
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if item is not None:
-                _give_up(item, error)
-        self._queue.put_nowait(None)
+    def _give_up_all(self, left: deque[_Item], error: DatabaseAway) -> None:
+        """Nobody waits once more for a database that is away; and so that a stop ends, neither does who comes next."""
+        while self._is_closed and not self._queue.empty():
+            if (item := self._queue.get_nowait()) is not None:
+                left.append(item)
+        if self._is_closed:
+            self._queue.put_nowait(None)
+        logger.error("%d writes could not be made: %s", len(left), error)
+        for item in left:
+            _give_up(item, error)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
         # a task of its own holds whatever an operation raises, so that nothing can end the writer
@@ -132,10 +134,6 @@ class Writer:
 
 
 def _give_up(item: _Item, error: BaseException) -> None:
-    if isinstance(error, DatabaseAway):
-        logger.error("a write could not be made: %s", error)
-    else:
-        logger.error("a write to the database failed twice", exc_info=error)
     if not item.future.done():
         failure = StorageFailed("the database did not take the write", retry_after_s=1.0)
         failure.__cause__ = error
