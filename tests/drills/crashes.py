@@ -73,9 +73,9 @@ class Launcher:
         found = await self._ask({"url": url, "data": data, "point": point, "real": real})
         return found["pid"], found["port"]
 
-    async def reap(self, pid: int) -> None:
-        """Wait until that server has ended."""
-        await self._ask({"reap": pid})
+    async def reap(self, pid: int) -> bool:
+        """Wait until that server has ended; whether it did so by itself."""
+        return bool((await self._ask({"reap": pid}))["ended"])
 
     async def _ask(self, order: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
@@ -107,7 +107,11 @@ async def launcher() -> AsyncIterator[Launcher]:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 15)
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 async def ask(session: aiohttp.ClientSession, port: int, request_id: str) -> bool:
@@ -146,7 +150,8 @@ async def crash(at: Launcher, url: str, point: str, times: int, *, real: bool = 
                 expected[whole] = {BILLED}
                 is_told = await ask(session, port, doomed)
                 expected[doomed] = {BILLED} if is_told else {POINTS[point]}
-                await at.reap(pid)
+                if not await at.reap(pid):
+                    tally.faults.append(f"{doomed}: the server lives on")
                 tally.lives += 1
             pid, _ = await at.start(url, data, None, real=real)
             rows, holds = await ledger(url)
@@ -167,6 +172,7 @@ def judge(rows: list[Any], holds: int, expected: dict[str, set[str]], *, is_scri
     for request_id, endings in expected.items():
         row = by_id.get(request_id)
         found = NOTHING if row is None else row["reason"]
+        found = BILLED if found == "length" and not is_scripted else found
         if found not in endings:
             faults.append(f"{request_id}: {found}, not {' or '.join(endings)}")
         elif row is not None and not _adds_up(row, is_scripted=is_scripted):
@@ -178,7 +184,7 @@ def _adds_up(row: Any, *, is_scripted: bool) -> bool:
     picousd = row["prompt_tokens"] * row["price_input_picousd"] + row["completion_tokens"] * row["price_output_picousd"]
     if row["cost_microusd"] != (picousd + 500_000) // 1_000_000 or row["is_estimate"] != (row["reason"] == RECOVERED):
         return False
-    if row["reason"] != BILLED:
+    if row["reason"] not in {BILLED, "length"}:
         return row["prompt_tokens"] == row["completion_tokens"] == 0
     counts = (row["prompt_tokens"], row["completion_tokens"])
     return counts == (PROMPT_TOKENS, COMPLETION_TOKENS) if is_scripted else min(counts) > 0

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -152,6 +153,7 @@ class _Heard:
 async def serve(order: dict[str, Any], say: int) -> None:
     flags = {"usage.url": order["url"], "server.data_dir": order["data"], "usage.hold_lease_s": "2"}
     flags |= {"prices": '[{"model":"*","input":0.45,"output":3.2}]', "engine.context": "512", "engine.num_slots": "4"}
+    flags |= {"engine.alias": "scripted"}
     reaper = Reaper(order["point"])
     reaper.watch_statements()
     start = start_children if order["real"] else scripted(reaper.tell)
@@ -170,6 +172,17 @@ async def serve(order: dict[str, Any], say: int) -> None:
             await serving
 
 
+def reap(pid: int) -> bool:
+    """Whether it ended by itself within a while; if not, it is ended now."""
+    for _ in range(2000):
+        if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            return True
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
 def main() -> None:
     """One order after the other; a fork for each. They end with this process at the latest."""
     say = os.dup(1)
@@ -177,8 +190,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "reap" in order:
-            os.waitpid(order["reap"], 0)
-            os.write(say, b"{}\n")
+            os.write(say, json.dumps({"ended": reap(order["reap"])}).encode() + b"\n")
             continue
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
