@@ -79,7 +79,8 @@ bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
+	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
+	@$(BIN)/python -m tests.drills $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md
