@@ -8,6 +8,7 @@ from hitsend.core.embedding import EmbeddingRequest
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.usage.pricing import PriceBook
@@ -40,7 +41,7 @@ class ScriptedEmbedder:
 
 @pytest.fixture
 async def stored(tmp_path):
-    async with storage(tmp_path) as opened:
+    async with storage(database_url(None, tmp_path)) as opened:
         yield opened
 
 
