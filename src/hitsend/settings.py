@@ -210,9 +210,17 @@ class UsageSettings(Section, frozen=True):
     """Ledger and holds."""
 
     url: str | None = None
-    """SQLAlchemy URL; default sqlite+aiosqlite in the data folder."""
+    """SQLAlchemy URL; default sqlite+aiosqlite in the data folder. Or postgresql+asyncpg://user:password@host/database."""
     hold_lease_s: Seconds = 30.0
     """A hold whose server died is released after so long."""
+    connect_timeout_s: Seconds = 5.0
+    """PostgreSQL: for a connection to be made, or to become free."""
+    command_timeout_s: Seconds = 5.0
+    """PostgreSQL: for one statement. A transaction may take this and `connect_timeout_s` together."""
+    lock_timeout_s: Seconds = 3.0
+    """PostgreSQL: for a row that another gateway writes."""
+    pool_size: Positive = 5
+    """PostgreSQL: connections kept open; as many again while they are needed."""
 
 
 class RecordSettings(Section, frozen=True):

@@ -9,6 +9,7 @@ from hitsend.core.limits import Level, Limits
 from hitsend.core.request import Principal, Usage
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.quota import Used
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.report import Spending
 from hitsend.testing import FakeClock
@@ -137,14 +138,14 @@ async def test_a_preview_takes_nothing_and_says_what_would_be_left():
     assert quota.num_open == 1
 
 
-async def test_a_restart_forgets_no_spending_of_any_level(tmp_path):
+async def test_a_restart_forgets_no_spending_of_any_level(url):
     callers = {
         "ann": Principal("k1", "n", user="ann", app="bot", org="acme"),
         "bob": Principal("k2", "n", user="bob", app="bot", org="acme"),
         "eve": Principal("k3", "n", app="bot", org="evil"),
         "app-less": Principal("k4", "n", user="ann", org="acme"),
     }
-    async with storage(tmp_path) as opened:
+    async with storage(url) as opened:
         cost = {}
         for number, (name, caller) in enumerate(callers.items()):
             hold = await opened.ledger.reserve(wanted(name, principal=caller, price=QWEN))
@@ -177,7 +178,7 @@ async def test_a_restart_forgets_no_spending_of_any_level(tmp_path):
 
 
 async def test_a_ledger_that_is_away_is_said_so(tmp_path):
-    async with storage(tmp_path) as opened:
+    async with storage(database_url(None, tmp_path)) as opened:
         async with opened.database.writing() as connection:
             await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere")
         with pytest.raises(StorageFailed, match="org acme"):

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,11 +37,13 @@ from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import resolve_formats, suited
 from hitsend.serve.chat.presets import resolve_defaults
 from hitsend.serve.chat.text import TextChild
+from hitsend.serve.children import Children, start_children
 from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.watch import DatabaseWatch
 from hitsend.serve.database.writer import Writer
-from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
+from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
@@ -100,28 +102,20 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
 
 
 @asynccontextmanager
-async def built(settings: Settings) -> AsyncGenerator[Services]:
-    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+async def built(
+    settings: Settings,
+    children: Callable[[Settings, SystemClock, Metrics, AsyncExitStack], Awaitable[Children]] = start_children,
+) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError.
+
+    `children`: who computes; the crash drills put a script in their place.
+    """
     clock = SystemClock()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stores = await _open_stores(settings, clock, stack)
-        found = await asyncio.to_thread(_find_model, settings)
-        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
-        stack.push_async_callback(text.stop)
-        engine = EmbeddedEngine(
-            settings.engine,
-            found.path,
-            clock,
-            model=found.name,
-            pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
-        )
-        stack.push_async_callback(engine.stop)
-        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
-        if embedder is not None:
-            stack.push_async_callback(embedder.stop)
-        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
+        started = await children(settings, clock, metrics, stack)
+        found, text, engine = started.found, started.text, started.engine
         stages = Stages(
             clock=clock,
             text=text,
@@ -137,7 +131,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger, stages.quota)
+        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
@@ -145,6 +139,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
 class _Stores:
     """What is kept on disk."""
 
+    database: Database
     writer: Writer
     records: RecordStore
     ledger: Ledger
@@ -155,8 +150,11 @@ class _Stores:
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
-    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
+    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir), settings.usage)
     stack.push_async_callback(database.close)
+    watch = DatabaseWatch(database)
+    watch.start()
+    stack.push_async_callback(watch.stop)
     writer = Writer(database)
     writer.start()
     stack.push_async_callback(writer.stop)
@@ -173,17 +171,7 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses.start()
     stack.push_async_callback(responses.stop)
     admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
-
-
-def _find_model(settings: Settings) -> ModelFile:
-    """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
-    return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
-
-
-def _models_dir(settings: Settings) -> Path:
-    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
+    return _Stores(database, writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
@@ -272,13 +260,13 @@ class _Watch:
         return shown | {"levels_kept": quota.num_levels, "engine": engine}
 
     def health(self) -> Health:
-        """Red when work is due and nothing moves; not ready while the engine or the text process is away."""
+        """Red when work is due and nothing moves; not ready while engine, text process or database are away."""
         now = self._engine.state()
         is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
-        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
-        if is_ready:
-            return Health(is_healthy=True, is_ready=True)
-        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
+        fault = self._stores.database.fault
+        if not (is_healthy and now.is_ready and self._stages.text.pid is not None):
+            fault = "the engine or the text process is restarting"
+        return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
 
     def render_metrics(self) -> tuple[str, bytes]:
         """The body of `/metrics`, with the figures of this moment."""
