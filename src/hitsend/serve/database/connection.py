@@ -23,7 +23,7 @@ from hitsend.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_HEAD = "0003"
+SCHEMA_HEAD = "0004"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
 
 FILE_NAME = "hitsend.sqlite3"
