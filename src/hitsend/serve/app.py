@@ -41,15 +41,18 @@ from hitsend.serve.database.writer import Writer
 from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.protocol import StepFigures
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
+from hitsend.serve.usage.books import Counters, open_books
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.reconcile import EngineCounts
 from hitsend.serve.usage.records import RecordStore
 from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
@@ -113,7 +116,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             clock,
             model=found.name,
             pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
+            on_step=partial(_on_step, metrics, counts := EngineCounts("embedded")),
         )
         stack.push_async_callback(engine.stop)
         embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
@@ -125,7 +128,7 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             text=text,
             budget=_budget(settings, found, text, engine),
             engines={found.name: engine},
-            prices=PriceBook(settings.prices),
+            prices=PriceBook(settings.prices, clock.wall),
             ledger=stores.ledger,
             wait_timeout_s=settings.engine.wait_timeout_s,
             formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
@@ -134,14 +137,18 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
+        counters = Counters(stores.ledger, metrics, counts, engine.state, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
-        yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
+        yield _services(
+            settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates, counters=counters
+        )
 
 
 @dataclass(frozen=True)
 class _Stores:
     """What is kept on disk."""
 
+    database: Database
     writer: Writer
     records: RecordStore
     ledger: Ledger
@@ -169,7 +176,7 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses.start()
     stack.push_async_callback(responses.stop)
     admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(writer, records, ledger, auth, responses, admin)
+    return _Stores(database, writer, records, ledger, auth, responses, admin)
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -207,6 +214,7 @@ def _services(
     watch: "_Watch",
     embedding: EmbeddingStages,
     rates: Rates,
+    counters: Counters,
 ) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
@@ -233,6 +241,7 @@ def _services(
         suited=lambda request: suited(request, stages.text.facts, stages.formats),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
+        books=open_books(stores.database, stages.clock, counters),
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
@@ -274,6 +283,12 @@ class _Watch:
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         return CONTENT_TYPE, self.metrics.render()
+
+
+def _on_step(metrics: Metrics, counts: EngineCounts, figures: StepFigures) -> None:
+    """Two counts of the same steps, so that `hitsend reconcile` has something to compare."""
+    metrics.observe_step(figures)
+    counts.observe_step(figures)
 
 
 def _check_exposure(services: Services) -> None:

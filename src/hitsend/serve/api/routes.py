@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
 from hitsend.serve.api import (
+    admin_books,
     chat_completions,
     completions,
     dry_runs,
@@ -58,6 +59,9 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/inspect/web/{id}": {"GET": inspect.page_file},
     "/metrics": {"GET": inspect.metrics},
     **ADMIN_ROUTES,
+    "/admin/usage": {"GET": admin_books.usage},
+    "/admin/ledger": {"GET": admin_books.ledger},
+    "/admin/reconcile": {"GET": admin_books.reconcile},
     "/healthz": {"GET": inspect.healthz},
     "/readyz": {"GET": inspect.readyz},
 }

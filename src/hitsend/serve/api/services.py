@@ -18,6 +18,7 @@ from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
+from hitsend.serve.usage.books import Books
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 Answer = AsyncGenerator[Started | Delta | Completed, None]
@@ -158,7 +159,8 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
+    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
+    where no ledger is to be seen. `suited`: the
     request as this model's template gets it.
     """
 
@@ -183,3 +185,4 @@ class Services(msgspec.Struct, frozen=True):
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
     admin: Administration | None = None
+    books: Books | None = None

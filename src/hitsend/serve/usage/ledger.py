@@ -73,6 +73,7 @@ class Ledger:
         self, database: Database, writer: Writer, clock: Clock, settings: UsageSettings, *, owner: str | None = None
     ) -> None:
         self.owner = owner or owners.this_process()
+        self.started_at = clock.wall()
         self._database = database
         self._writer = writer
         self._clock = clock

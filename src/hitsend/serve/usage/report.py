@@ -5,14 +5,17 @@ and computed by the database from settled rows only; the parts of each grouping 
 `statement.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import date
 from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Integer, Select, cast, func, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from hitsend.core.errors import StorageFailed
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS, LEDGER
 
@@ -73,6 +76,16 @@ class UsageReport(msgspec.Struct, frozen=True):
     by_caller: tuple[CallerTotals, ...] = ()
     by_day: tuple[DayTotals, ...] = ()
     holds_open: int = 0
+
+
+@asynccontextmanager
+async def read_ledger(database: Database) -> AsyncGenerator[AsyncConnection]:
+    """A reading transaction whose failure is StorageFailed."""
+    try:
+        async with database.reading() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise StorageFailed("the ledger can't be read now", retry_after_s=1.0) from error
 
 
 _CALLER = (

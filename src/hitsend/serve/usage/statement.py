@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, case, func, select
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import LEDGER
 from hitsend.serve.usage.allowance import billed_microusd, billed_neurons_micro
-from hitsend.serve.usage.report import Totals, between, sums, totals_of
+from hitsend.serve.usage.report import Totals, between, read_ledger, sums, totals_of
 from hitsend.serve.usage.rows import LedgerRow
 
 By = Literal["org", "app", "user", "key", "model", "engine", "day"]
@@ -116,7 +116,7 @@ async def statement(database: Database, by: By, since: date | None = None, until
     query = between(select(*names, *figures).group_by(*by_columns).order_by(*by_columns), since, until)
     parts: dict[tuple[str | None, ...], Part] = {}
     days = Days()
-    async with database.reading() as connection:
+    async with read_ledger(database) as connection:
         for found in await connection.execute(query):
             key, values = tuple(found[: len(group)]), found[len(names) :]
             neurons, listed = int(values[0]), int(values[1])
@@ -144,7 +144,7 @@ async def stream_rows(
     database: Database, since: date | None = None, until: date | None = None
 ) -> AsyncGenerator[NumberedRow]:
     """Every row of the range in the order of settlement, as they stood when the first was read."""
-    async with database.reading() as connection:
+    async with read_ledger(database) as connection:
         result = await connection.stream(_rows(since, until), execution_options={"yield_per": 1000})
         async for found in result.mappings():
             yield _numbered(found)
@@ -155,7 +155,7 @@ async def page_of_rows(
 ) -> tuple[NumberedRow, ...]:
     """The next `limit` rows after that number."""
     query = _rows(since, until).where(LEDGER.c.seq > after).limit(limit)
-    async with database.reading() as connection:
+    async with read_ledger(database) as connection:
         return tuple(_numbered(found) for found in (await connection.execute(query)).mappings())
 
 
