@@ -58,7 +58,6 @@ class Counters(msgspec.Struct, frozen=True):
             prefill_tokens=self.engine.prefill_tokens,
             sampled_in_metrics=counted.pop("sampled"),
             prefill_in_metrics=counted.pop("prefill"),
-            preemptions=now.preemptions_total,
             metrics=Counted(**counted),
         )
 

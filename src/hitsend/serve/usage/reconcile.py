@@ -65,7 +65,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 class ProcessFigures(msgspec.Struct, frozen=True):
     """One moment of a server process. `sampled_in_metrics` and `prefill_in_metrics` are the engine's steps as the
-    metrics have them; `preemptions`: choices that lost their cells, whose prompts were computed again.
+    metrics have them.
     """
 
     owner: str
@@ -76,7 +76,6 @@ class ProcessFigures(msgspec.Struct, frozen=True):
     prefill_tokens: int
     sampled_in_metrics: int
     prefill_in_metrics: int
-    preemptions: int
     metrics: Counted
 
 
@@ -143,8 +142,11 @@ def _metered(metrics: Counted, rows: Counted, relation: Literal["=", "<="]) -> l
 
 
 def _computed(engine: ProcessFigures, rows: Counted, *, is_at_rest: bool) -> list[Check]:
-    """Rows come after steps: what is billed or discarded has been computed."""
-    is_exact = is_at_rest and not engine.preemptions
+    """Rows come after steps: what is billed or discarded has been computed.
+
+    A prompt is billed once, but computed again for choices that find no place beside the first and after a preemption:
+    the engine may have computed more of it, never less.
+    """
     return [
         Check(
             "tokens_sampled",
@@ -158,7 +160,7 @@ def _computed(engine: ProcessFigures, rows: Counted, *, is_at_rest: bool) -> lis
             "prompt tokens: billed and not cached, computed by the engine",
             rows.prompt_tokens - rows.cached_tokens,
             engine.prefill_tokens,
-            "=" if is_exact else "<=",
+            "<=",
         ),
         Check(
             "metrics_sampled",
