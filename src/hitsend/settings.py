@@ -209,6 +209,12 @@ class UsageSettings(Section, frozen=True):
     """SQLAlchemy URL; default sqlite+aiosqlite in the data folder."""
     hold_lease_s: Seconds = 30.0
     """A hold whose server died is released after so long."""
+    idempotency_s: Seconds = 86_400.0
+    """How long an answer is kept for its Idempotency-Key."""
+    idempotency_answer_bytes: Positive = 4 * 1024 * 1024
+    """Largest answer that is kept; the key of a larger one is remembered, and refused when it comes again."""
+    idempotency_total_bytes: Positive = 256 * 1024 * 1024
+    """All kept answers together, compressed."""
 
 
 class RecordSettings(Section, frozen=True):

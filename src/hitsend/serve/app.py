@@ -49,6 +49,7 @@ from hitsend.serve.output.reader import markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
 from hitsend.serve.usage.books import Counters, open_books
+from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -155,6 +156,7 @@ class _Stores:
     auth: Authenticator
     responses: ResponseStore
     admin: Administration
+    idempotency: IdempotencyStore
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -175,8 +177,11 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses = ResponseStore(database, writer, clock, settings.responses)
     responses.start()
     stack.push_async_callback(responses.stop)
+    idempotency = IdempotencyStore(writer, clock, settings.usage, ledger.owner)
+    idempotency.start()
+    stack.push_async_callback(idempotency.stop)
     admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(database, writer, records, ledger, auth, responses, admin)
+    return _Stores(database, writer, records, ledger, auth, responses, admin, idempotency)
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -241,6 +246,7 @@ def _services(
         suited=lambda request: suited(request, stages.text.facts, stages.formats),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
+        idempotency=stores.idempotency,
         books=open_books(stores.database, stages.clock, counters),
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )

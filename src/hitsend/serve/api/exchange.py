@@ -14,6 +14,7 @@ import msgspec
 
 from hitsend.core.request import Principal
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.api.keeping import Keeping
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
 
@@ -44,7 +45,9 @@ class RequestIds:
 
 
 class Exchange:
-    """One request on its way through the routes. `principal` is set once the caller is known."""
+    """One request on its way through the routes. `principal` is set once the caller is known, `keeping` where the
+    caller wants the answer kept for its key.
+    """
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, services: Services, request_ids: RequestIds
@@ -58,6 +61,7 @@ class Exchange:
         self.param = ""
         self.route = "unmatched"
         self.status: int | None = None
+        self.keeping: Keeping | None = None
         self._send_message = send
 
     @property

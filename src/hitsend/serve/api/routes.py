@@ -15,6 +15,7 @@ from hitsend.serve.api import (
     completions,
     dry_runs,
     embeddings,
+    idempotent,
     inspect,
     messages,
     messages_errors,
@@ -124,7 +125,11 @@ class Routes:
         if handler is None:
             raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
         check_rights(exchange.principal, exchange.route)
-        await handler(exchange)
+        store = services.idempotency
+        if store is not None and idempotent.NAME in exchange.headers and exchange.route in idempotent.KEYED_ROUTES:
+            await idempotent.once(exchange, store, handler)
+        else:
+            await handler(exchange)
 
 
 def match(path: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.serve.usage.books import Books
+from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 Answer = AsyncGenerator[Started | Delta | Completed, None]
@@ -160,7 +161,7 @@ class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
-    where no ledger is to be seen. `suited`: the
+    where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the
     request as this model's template gets it.
     """
 
@@ -186,3 +187,4 @@ class Services(msgspec.Struct, frozen=True):
     responses: StoredResponses | None
     admin: Administration | None = None
     books: Books | None = None
+    idempotency: IdempotencyStore | None = None

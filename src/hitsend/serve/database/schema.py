@@ -196,4 +196,4 @@ IDEMPOTENCY = Table(
     Column("body", LargeBinary),
 )
 """`scope` is the caller's key id; `status` is null while the first request runs; `body` is deflated with zlib, and null
-when the answer was too large to keep (`num_bytes` says how large)."""
+when the answer was too large to keep; `num_bytes` is its size as stored."""
