@@ -73,11 +73,14 @@ async def test_a_kept_answer_is_not_freed(opened):
     assert (await store.claim(asked())).body == b"x"
 
 
-async def test_of_many_at_once_on_two_gateways_one_works(opened):
-    stores = [store_of(opened, owner=f"gateway {number}") for number in range(2)]
-    got = await asyncio.gather(*(stores[n % 2].claim(asked(f"r{n}")) for n in range(50)), return_exceptions=True)
-    assert sum(isinstance(one, Claim) for one in got) == 1
-    assert sum(isinstance(one, IdempotencyConflict) for one in got) == 49
+async def test_of_many_at_once_on_two_gateways_one_works(opened, tmp_path):
+    async with storage(tmp_path, opened.clock) as other:
+        stores = [store_of(opened, owner="one"), store_of(other, owner="two")]
+        for key in ("a", "b", "c"):
+            asking = (stores[n % 2].claim(asked(f"r{n}", key=key)) for n in range(50))
+            got = await asyncio.gather(*asking, return_exceptions=True)
+            assert sum(isinstance(one, Claim) for one in got) == 1
+            assert sum(isinstance(one, IdempotencyConflict) for one in got) == 49
 
 
 async def test_a_claim_of_a_dead_gateway_is_free_after_its_lease_and_a_living_one_s_is_not(opened):

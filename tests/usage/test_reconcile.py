@@ -73,8 +73,11 @@ class Server:
     async def change(self, statement):
         """What somebody does behind the program's back: the ledger's guards have to go first."""
         async with self.opened.database.writing() as connection:
-            for guard in ("ledger_no_update", "ledger_no_delete"):
-                await connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {guard}")
+            if self.opened.database.engine.dialect.name == "sqlite":
+                for guard in ("ledger_no_update", "ledger_no_delete"):
+                    await connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {guard}")
+            else:
+                await connection.exec_driver_sql("ALTER TABLE ledger DISABLE TRIGGER USER")
             await connection.execute(statement)
 
 
