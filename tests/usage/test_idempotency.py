@@ -52,7 +52,7 @@ async def test_first_works_then_everybody_gets_its_answer(opened):
         assert isinstance(await store.claim(free), Claim)
 
 
-async def test_a_freed_key_is_as_good_as_new(opened):
+async def test_a_freed_key_can_be_claimed_again(opened):
     store = store_of(opened)
     claim = await store.claim(asked())
     await store.release(claim)

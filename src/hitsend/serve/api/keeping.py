@@ -2,7 +2,7 @@
 
 Enters: frames or a body, as the handler makes them. Leaves: the same, and the whole of it to the store. Always true: an
 answer is kept only when its work came to a good end; a body is kept before its first byte goes out, so that a client
-that lost the connection finds it; of an answer that is too large nothing stays in memory. Next: `deliver.py`.
+that lost the connection finds it; of an answer that is too large nothing stays in memory. Next: `recorded.py`.
 """
 
 import asyncio
