@@ -1,3 +1,4 @@
+import asyncio
 from datetime import date
 
 import msgspec
@@ -7,6 +8,7 @@ from hitsend.core.request import Principal, Usage
 from hitsend.serve.usage.allowance import MICRONEURONS
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.pricing import Price
+from hitsend.serve.usage.reconcile import reconcile
 from hitsend.serve.usage.report import Totals
 from hitsend.serve.usage.statement import GROUPS, Statement, page_of_rows, statement, stream_rows
 from tests.usage.storage import QWEN, storage, wanted
@@ -99,3 +101,28 @@ async def test_rows_come_in_pages_that_join_without_a_gap(tmp_path):
         one_day = await page_of_rows(opened.database, since=first, until=first, after=0, limit=100)
         assert [numbered.row.day for numbered in one_day] == [every[0].row.day] * len(one_day)
         assert 0 < len(one_day) < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("price", "usage", "listed", "due"),
+    [
+        (QWEN, Usage(1_200, 400), 54_600_000, 54_600_000),
+        (QWEN, Usage(1_200, 1_200, reasoning_tokens=800), 131_400_000, 131_400_000),
+        # 165,454.4 neurons a day, of which 10,000 are free: 1.709998 USD on each of 30 days
+        (ODD, Usage(1_200, 400), 54_600_000, 30 * 1_709_998),
+    ],
+)
+async def test_a_month_of_30000_requests(tmp_path, price, usage, listed, due):
+    async with storage(tmp_path) as opened:
+        for day in range(30):
+            for start in range(0, 1_000, 250):
+                await asyncio.gather(*(use(opened, f"{day}-{start + n}", usage, price=price) for n in range(250)))
+            opened.clock.seconds += DAY_S
+        found = await statement(opened.database, "day")
+        assert (found.totals.requests, found.totals.prompt_tokens) == (30_000, 36_000_000)
+        assert (found.totals.cost_microusd, found.due_microusd) == (listed, due)
+        assert len(found.parts) == 30
+        costs = [numbered.row.cost_microusd async for numbered in stream_rows(opened.database)]
+        assert (len(costs), sum(costs)) == (30_000, listed)
+        assert (await reconcile(opened.database, opened.clock.wall())).drifted == ()
