@@ -221,6 +221,12 @@ class UsageSettings(Section, frozen=True):
     """PostgreSQL: for a row that another gateway writes."""
     pool_size: Positive = 5
     """PostgreSQL: connections kept open; as many again while they are needed."""
+    idempotency_s: Seconds = 86_400.0
+    """How long an answer is kept for its Idempotency-Key."""
+    idempotency_answer_bytes: Positive = 4 * 1024 * 1024
+    """Largest answer that is kept; the key of a larger one is remembered, and refused when it comes again."""
+    idempotency_total_bytes: Positive = 256 * 1024 * 1024
+    """All kept answers together, compressed."""
 
 
 class RecordSettings(Section, frozen=True):

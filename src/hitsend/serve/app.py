@@ -50,6 +50,8 @@ from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
+from hitsend.serve.usage.books import Counters, open_books
+from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -121,7 +123,7 @@ async def built(
             text=text,
             budget=_budget(settings, found, text, engine),
             engines={found.name: engine},
-            prices=PriceBook(settings.prices),
+            prices=PriceBook(settings.prices, clock.wall),
             ledger=stores.ledger,
             quota=stores.quota,
             wait_timeout_s=settings.engine.wait_timeout_s,
@@ -131,8 +133,11 @@ async def built(
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
+        counters = Counters(stores.ledger, metrics, started.steps, engine.state, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
-        yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
+        yield _services(
+            settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates, counters=counters
+        )
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ class _Stores:
     responses: ResponseStore
     admin: Administration
     quota: MemoryQuota
+    idempotency: IdempotencyStore
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -170,8 +176,21 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses = ResponseStore(database, writer, clock, settings.responses)
     responses.start()
     stack.push_async_callback(responses.stop)
+    idempotency = IdempotencyStore(writer, clock, settings.usage, ledger.owner)
+    idempotency.start()
+    stack.push_async_callback(idempotency.stop)
     admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(database, writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
+    return _Stores(
+        database,
+        writer,
+        records,
+        ledger,
+        auth,
+        responses,
+        admin,
+        quota=MemoryQuota(clock, Spending(database)),
+        idempotency=idempotency,
+    )
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
@@ -204,6 +223,7 @@ def _services(
     watch: "_Watch",
     embedding: EmbeddingStages,
     rates: Rates,
+    counters: Counters,
 ) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
@@ -231,6 +251,8 @@ def _services(
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
         shed=stores.quota.shed,
+        idempotency=stores.idempotency,
+        books=open_books(stores.database, stages.clock, counters),
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 

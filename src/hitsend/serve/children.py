@@ -6,7 +6,8 @@ started when `start_children` returns, and the stack that it was given stops the
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,9 @@ from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.protocol import StepFigures
 from hitsend.serve.usage.metrics import Metrics
+from hitsend.serve.usage.reconcile import EngineCounts
 from hitsend.settings import Settings
 
 
@@ -29,6 +32,7 @@ class Children:
     text: TextChild
     engine: EmbeddedEngine
     embedder: Embedder | None
+    steps: EngineCounts = field(default_factory=lambda: EngineCounts("embedded"))
 
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
@@ -42,14 +46,20 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
         clock,
         model=found.name,
         pause_tokens=settings.stream.pause_tokens,
-        on_step=metrics.observe_step,
+        on_step=partial(_on_step, metrics, steps := EngineCounts("embedded")),
     )
     stack.push_async_callback(engine.stop)
     embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
     if embedder is not None:
         stack.push_async_callback(embedder.stop)
     await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
-    return Children(found, text, engine, embedder)
+    return Children(found, text, engine, embedder, steps)
+
+
+def _on_step(metrics: Metrics, counts: EngineCounts, figures: StepFigures) -> None:
+    """Two counts of the same steps, so that `hitsend reconcile` has something to compare."""
+    metrics.observe_step(figures)
+    counts.observe_step(figures)
 
 
 def _find_model(settings: Settings) -> ModelFile:

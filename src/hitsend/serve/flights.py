@@ -55,6 +55,11 @@ class Flights:
         self._metrics.observe_request(ended)
         self._also(ended)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are under way."""
+        return len(self._open)
+
     async def get(self, request_id: str) -> bytes | None:
         """A record's JSON: of an open flight as it stands, of a closed one from the store."""
         flight = self._open.get(request_id)
@@ -110,4 +115,5 @@ def figures(flight: Flight) -> RequestFigures:
         cached_tokens=flight.usage.cached_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
+        has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
     )

@@ -25,7 +25,7 @@ from hitsend.settings import UsageSettings
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_HEAD = "0003"
+SCHEMA_HEAD = "0004"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
 
 FILE_NAME = "hitsend.sqlite3"

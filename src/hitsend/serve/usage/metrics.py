@@ -29,7 +29,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     """One ended request. Times in seconds, None where it never got so far.
 
     `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
-    the times between following tokens of one choice. `error_code` is a ServeError's.
+    the times between following tokens of one choice. `error_code` is a ServeError's. `has_row`: it has a ledger row.
     """
 
     model: str
@@ -47,6 +47,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     discarded_tokens: int = 0
     cost_microusd: int = 0
+    has_row: bool = False
 
 
 class StepCounts(Protocol):
@@ -184,6 +185,20 @@ class Metrics:
         self._cached.labels(model).inc(figures.cached_tokens)
         self._discarded.labels(model).inc(figures.discarded_tokens)
         self._cost.labels(model).inc(figures.cost_microusd)
+        self._settled.labels(model).inc(figures.has_row)
+
+    def counted(self) -> dict[str, int]:
+        """What was counted so far, over all models and engines, by the names of the ledger's columns and of steps."""
+        return {
+            "requests": _total(self._settled),
+            "prompt_tokens": _total(self._tokens, kind="prompt"),
+            "completion_tokens": _total(self._tokens, kind="completion"),
+            "cached_tokens": _total(self._cached),
+            "discarded_tokens": _total(self._discarded),
+            "cost_microusd": _total(self._cost),
+            "sampled": _total(self._output),
+            "prefill": _total(self._computed, phase="prefill"),
+        }
 
     def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
         # a total below the last one comes from a process that began again at 0
@@ -216,6 +231,7 @@ class Metrics:
         self._cached = self._counter("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
         self._discarded = self._counter("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
         self._cost = self._counter("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
+        self._settled = self._counter("hitsend_requests_settled", "Requests that ended in a ledger row.", "model")
         self._http = self._counter("hitsend_http_requests", "HTTP answers.", "route", "code")
         self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
         self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
@@ -249,3 +265,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, ["engine"], registry=self._registry)
+
+
+def _total(counter: Counter, **labels: str) -> int:
+    """Its sum over every label that isn't asked for."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total"))
+    return int(sum(s.value for s in samples if all(s.labels[name] == value for name, value in labels.items())))
