@@ -54,7 +54,8 @@ async def passed(quota: Quota, num: int, *levels: Level, **asked: object) -> lis
 async def test_of_500_at_once_exactly_as_many_pass_as_fit(kind, server_of_kind, limits, admits):
     spent = SlowSpent()
     async with opened(kind, server_of_kind, spent) as (quota, _):
-        levels = (Level("global", (), Limits(requests_per_minute=10_000)), org(**limits), org("b", parallel_requests=400))
+        everyone = Level("global", (), Limits(requests_per_minute=10_000))
+        levels = (everyone, org(**limits), org("b", parallel_requests=400))
         running = asyncio.create_task(passed(quota, 500, *levels, tokens=(10, 20), held=5))
         await asyncio.sleep(0.01)
         spent.go.set()

@@ -51,7 +51,7 @@ class Twins:
         return said[0]
 
     def pass_time(self) -> None:
-        """Only on: after a step back, what a book has forgotten meanwhile waits longer than what a server still knows."""
+        """Only on: after a step back, a level that a book forgot waits longer than one that a server still knows."""
         draw = self.random
         us = self.clock.us + draw.choice((0, 1, draw.randrange(SECOND), draw.randrange(10 * SECOND)))
         if draw.random() < 0.01:

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -53,6 +53,9 @@ from hitsend.serve.usage.records import RecordStore
 from hitsend.serve.usage.report import Spending
 from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
+
+if TYPE_CHECKING:
+    from hitsend.serve.access.valkey import ValkeyQuota
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +151,7 @@ class _Stores:
     ledger: Ledger
     auth: Authenticator
     responses: ResponseStore
-    quota: MemoryQuota
+    quota: "MemoryQuota | ValkeyQuota"
 
 
 async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
@@ -169,8 +172,22 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     responses = ResponseStore(database, writer, clock, settings.responses)
     responses.start()
     stack.push_async_callback(responses.stop)
-    quota = MemoryQuota(clock, Spending(database))
+    quota = await _open_quota(settings, clock, Spending(database), stack)
     return _Stores(writer, records, ledger, auth, responses, quota)
+
+
+async def _open_quota(
+    settings: Settings, clock: SystemClock, spending: Spending, stack: AsyncExitStack
+) -> "MemoryQuota | ValkeyQuota":
+    if settings.access.quota_url is None:
+        return MemoryQuota(clock, spending)
+    try:
+        from hitsend.serve.access.valkey import open_quota  # noqa: PLC0415  # its library is an extra
+    except ImportError as error:
+        raise ConfigError("access.quota_url: needs the client library: pip install 'hitsend[valkey]'") from error
+    quota = await open_quota(settings.access, clock, spending)
+    stack.push_async_callback(quota.stop)
+    return quota
 
 
 def _find_model(settings: Settings) -> ModelFile:
@@ -276,6 +293,7 @@ class _Watch:
         self.metrics.set_engine(self._engine.state())
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
+        self.metrics.set_quota(stores.quota.health())
         return CONTENT_TYPE, self.metrics.render()
 
 

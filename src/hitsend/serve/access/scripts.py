@@ -91,7 +91,7 @@ class Scripts:
         await self._client.aclose()
 
     async def call(self, name: ScriptName, epoch: str, keys: Sequence[str], args: Sequence[str | int]) -> Reply:
-        """Run a script. Every key is given its prefix; raises Away. Who is cancelled may have been heard all the same."""
+        """Run a script. Keys are given their prefix; raises Away. Who is cancelled may have been heard all the same."""
         if self.is_stopping:
             raise Away("the server stops", was_sent=False)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

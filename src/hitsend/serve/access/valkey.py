@@ -21,8 +21,9 @@ from hitsend.core.limits import MAX_PER_MINUTE, Level, Limits, RateWindows
 from hitsend.serve.access import limits
 from hitsend.serve.access.limits import Counters, Moment, Pair, day_text, first_of_month, rates_of
 from hitsend.serve.access.outage import Outage, Owed, UnreachablePolicy
-from hitsend.serve.access.quota import Ask, Spent, Used
+from hitsend.serve.access.quota import Ask, QuotaHealth, Spent, Used
 from hitsend.serve.access.scripts import Away, Reply, ScriptName, Scripts
+from hitsend.settings import AccessSettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,7 @@ class _Hold(msgspec.Struct, frozen=True):
 class ValkeyQuota:
     """The `Quota` of gateways that share one server. For one event loop; `start` it first."""
 
-    def __init__(
-        self, scripts: Scripts, clock: Clock, spent: Spent, lease_s: float, policy: UnreachablePolicy
-    ) -> None:
+    def __init__(self, scripts: Scripts, clock: Clock, spent: Spent, lease_s: float, policy: UnreachablePolicy) -> None:
         self._scripts = scripts
         self._spent = spent
         self._lease_us = round(lease_s * 1_000_000)
@@ -112,6 +111,11 @@ class ValkeyQuota:
 
     def shed(self, levels: Sequence[Level]) -> None:
         """Nothing: what is left is known on the server only, and `reserve` asks there."""
+
+    def health(self) -> QuotaHealth:
+        """Whether the server answers, and what its outages have led to."""
+        outage = self.outage
+        return QuotaHealth(not outage.is_on, outage.num_outages, outage.num_unchecked, outage.num_refused)
 
     def _abandoned(self, ask: Ask, task: "asyncio.Task[RateWindows]") -> None:
         """Its client left while it was being reserved."""
@@ -284,6 +288,15 @@ class ValkeyQuota:
     async def _rehold(self, hold: _Hold, epoch: str) -> None:
         keys = (f"holds:{epoch}", f"holds:{hold.epoch}", *(_key(level) for level in hold.ask.levels))
         await self._called("rehold", epoch, keys, (hold.ask.request_id, min(hold.ask.held_microusd, MOST_MONEY)))
+
+
+async def open_quota(settings: AccessSettings, clock: Clock, spent: Spent) -> ValkeyQuota:
+    """The quota of a gateway, started. Raises ConfigError for a URL that can't be one; stop it in the end."""
+    scripts = Scripts(str(settings.quota_url), settings.quota_prefix, settings.quota_timeout_s, clock)
+    policy = UnreachablePolicy(settings.quota_unreachable_rates, settings.quota_unreachable_budgets)
+    quota = ValkeyQuota(scripts, clock, spent, settings.quota_lease_s, policy)
+    await quota.start()
+    return quota
 
 
 def _key(level: Level) -> str:
