@@ -1,7 +1,7 @@
-"""One gateway of a race, as a process of its own: `racing_gateway.py URL NAME NUM LIMITS_JSON`; starts at a line on stdin.
+"""One gateway of a race, as a process of its own: `racing_gateway.py URL NAME NUM LIMITS_JSON`.
 
-Prints how many of its NUM requests at once were let pass. It holds them all until a second line, then settles and prints
-`done`.
+Starts at a line on stdin, prints how many of its NUM requests at once were let pass, holds them until a second line,
+then settles and prints `done`.
 """
 
 import asyncio

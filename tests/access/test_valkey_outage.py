@@ -1,4 +1,4 @@
-"""A server of the limits that is paused, killed, emptied and restarted, and gateways that die: real ones, by signals."""
+"""A server of limits that is paused, killed, emptied and restarted, and gateways that die: real ones, by signals."""
 
 import asyncio
 import time

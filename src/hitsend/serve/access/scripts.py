@@ -69,7 +69,9 @@ class Scripts:
         self._client = _client(url, timeout_s)
         before = (clock_source or _source("clock")) + _source("levels")
         self._texts = {name: before + _source(name) for name in SCRIPTS}
-        self._shas = {name: sha1(text.encode()).hexdigest() for name, text in self._texts.items()}  # noqa: S324
+        self._shas = {
+            name: sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in self._texts.items()
+        }
         self._waiting: deque[_Call] = deque()
         self._woken = asyncio.Event()
         self._offset_us = self._offset_at_us = 0
