@@ -179,8 +179,8 @@ def _client(url: str, timeout_s: float) -> Redis:
             retry=Retry(NoBackoff(), 0),
             protocol=2,
         )
-    except ValueError as error:
-        raise ConfigError(f"access.quota_url: {error}") from error
+    except ValueError:  # its text may hold a part of the password
+        raise ConfigError("access.quota_url: is no URL of a Valkey or Redis server") from None
 
 
 def _source(name: str) -> str:
