@@ -74,7 +74,8 @@ class Scripts:
         }
         self._waiting: deque[_Call] = deque()
         self._woken = asyncio.Event()
-        self._offset_us = self._offset_at_us = 0
+        self._offset_us: int | None = None
+        self._offset_at_us = 0
         self._working: asyncio.Task[None] | None = None
         self.is_stopping = False
 
@@ -129,7 +130,7 @@ class Scripts:
                 call.answer.set_result(self._heard(answer))
 
     async def _answers(self, batch: list[_Call]) -> list[Any]:
-        deadline_us = self._now_us() + round(self.timeout_s * 1_000_000) if self._offset_us else 0
+        deadline_us = self._deadline_us()
         answers = await self._run([("EVALSHA", self._shas[call.name], call) for call in batch], deadline_us)
         missing = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if missing:
@@ -151,13 +152,17 @@ class Scripts:
         here_us = round(self._clock.now() * 1_000_000)
         offset_us = now_us - here_us
         # answers come late, never early: the largest difference is nearest to the truth
-        if offset_us > self._offset_us or word == "late" or here_us - self._offset_at_us > OFFSET_AGE_S * 1_000_000:
+        is_old = here_us - self._offset_at_us > OFFSET_AGE_S * 1_000_000
+        if self._offset_us is None or offset_us > self._offset_us or word == "late" or is_old:
             self._offset_us, self._offset_at_us = offset_us, here_us
         self.last_us = now_us
         return Reply(word, now_us, rest[0] if rest else [])
 
-    def _now_us(self) -> int:
-        return round(self._clock.now() * 1_000_000) + self._offset_us
+    def _deadline_us(self) -> int:
+        """When, by the server's clock, a call that begins now is given up; 0 while that clock isn't known."""
+        if self._offset_us is None:
+            return 0
+        return round((self._clock.now() + self.timeout_s) * 1_000_000) + self._offset_us
 
     def _fail(self, calls: list[_Call], reason: str, *, was_sent: bool) -> None:
         for call in calls:
