@@ -117,6 +117,7 @@ def test_a_password_in_a_url_is_never_shown():
     url = "postgresql+asyncpg://bill:s3cret@db.example/ledger"
     assert "s3cret" not in shown("usage.url", url)
     assert "bill" in shown("usage.url", url)
+    assert "s3cret" not in shown("access.quota_url", "valkey://:s3cret@limits.example:6379/0")
     with pytest.raises(ConfigError) as caught:
         load(None, {"HITSEND__USAGE__URI": url})
     assert "s3cret" not in str(caught.value)

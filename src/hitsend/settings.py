@@ -78,6 +78,18 @@ class AccessSettings(Section, frozen=True):
     max_json_depth: Positive = 64
     max_metadata: Positive = 16
     """Keys."""
+    quota_url: str | None = None
+    """Valkey or Redis where several gateways count limits: redis://, rediss://, valkey://; default: in process."""
+    quota_prefix: str = "hitsend"
+    """Begins the names of all keys there, in braces, so that a cluster keeps them in one slot."""
+    quota_timeout_s: Seconds = 0.5
+    """A call that isn't answered in this time counts as the server being away."""
+    quota_lease_s: Seconds = 15.0
+    """What a gateway that died held of the limits is released after so long."""
+    quota_unreachable_rates: Literal["open", "closed"] = "open"
+    """While it is away: rates and parallel limits are counted in this process (open), or refused with a 503."""
+    quota_unreachable_budgets: Literal["open", "closed"] = "closed"
+    """While it is away: requests under a budget are served and counted later (open), or refused with a 503."""
 
 
 class OidcSettings(Section, frozen=True):
@@ -320,7 +332,7 @@ def load_process(config: Path | None = None, flags: Mapping[str, str] | None = N
 
 def shown(key: str, value: Any) -> Any:
     """A value as it may be printed: passwords inside URLs are masked."""
-    if key == "usage.url" and isinstance(value, str):
+    if key in ("usage.url", "access.quota_url") and isinstance(value, str):
         return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", value)
     return msgspec.to_builtins(value)
 

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvicorn
@@ -59,6 +59,9 @@ from hitsend.serve.usage.records import RecordStore
 from hitsend.serve.usage.report import Spending
 from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
+
+if TYPE_CHECKING:
+    from hitsend.serve.access.valkey import ValkeyQuota
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +154,7 @@ class _Stores:
     auth: Authenticator
     responses: ResponseStore
     admin: Administration
-    quota: MemoryQuota
+    quota: "MemoryQuota | ValkeyQuota"
     idempotency: IdempotencyStore
 
 
@@ -179,7 +182,6 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     idempotency = IdempotencyStore(writer, clock, settings.usage, ledger.owner)
     idempotency.start()
     stack.push_async_callback(idempotency.stop)
-    admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
     return _Stores(
         database,
         writer,
@@ -187,10 +189,24 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
         ledger,
         auth,
         responses,
-        admin,
-        quota=MemoryQuota(clock, Spending(database)),
+        Administration(keys, PrincipalStore(database, clock), auth.refresh),
+        quota=await _open_quota(settings, clock, Spending(database), stack),
         idempotency=idempotency,
     )
+
+
+async def _open_quota(
+    settings: Settings, clock: SystemClock, spending: Spending, stack: AsyncExitStack
+) -> "MemoryQuota | ValkeyQuota":
+    if settings.access.quota_url is None:
+        return MemoryQuota(clock, spending)
+    try:
+        from hitsend.serve.access.valkey import open_quota  # noqa: PLC0415  # its library is an extra
+    except ImportError as error:
+        raise ConfigError("access.quota_url: needs the client library: pip install 'hitsend[valkey]'") from error
+    quota = await open_quota(settings.access, clock, spending)
+    stack.push_async_callback(quota.stop)
+    return quota
 
 
 def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
@@ -295,6 +311,7 @@ class _Watch:
         self.metrics.set_engine(self._engine.state())
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
+        self.metrics.set_quota(stores.quota.health())
         return CONTENT_TYPE, self.metrics.render()
 
 

@@ -90,6 +90,19 @@ class EngineFigures(Protocol):
     def progress_age_s(self) -> float: ...  # noqa: D102
 
 
+class QuotaFigures(Protocol):
+    """What is read of the limits' health."""
+
+    @property
+    def is_up(self) -> bool: ...  # noqa: D102
+    @property
+    def num_outages(self) -> int: ...  # noqa: D102
+    @property
+    def num_unchecked(self) -> int: ...  # noqa: D102
+    @property
+    def num_refused(self) -> int: ...  # noqa: D102
+
+
 class _Bounded:
     """The first `limit` values stay themselves, later ones become `other`."""
 
@@ -175,6 +188,13 @@ class Metrics:
         self._backlog.set(backlog)
         self._catch_up(self._records_dropped, ("records_dropped", ""), records_dropped)
 
+    def set_quota(self, health: QuotaFigures) -> None:
+        """Take over whether the limits' server answers, and what its outages have led to (before each scrape)."""
+        self._quota_up.set(1 if health.is_up else 0)
+        self._catch_up(self._quota_outages, ("quota_outages", ""), health.num_outages)
+        for outcome, total in (("unchecked", health.num_unchecked), ("refused", health.num_refused)):
+            self._catch_up(self._quota_away.labels(outcome), ("quota_away", outcome), total)
+
     def render(self) -> bytes:
         """The exposition text; its content type is `CONTENT_TYPE`."""
         return generate_latest(self._registry)
@@ -235,6 +255,11 @@ class Metrics:
         self._http = self._counter("hitsend_http_requests", "HTTP answers.", "route", "code")
         self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
         self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
+        self._quota_up = Gauge("hitsend_quota_up", "1 when the limits' server answers.", registry=self._registry)
+        self._quota_outages = self._counter("hitsend_quota_outages", "Times that the limits' server went away.")
+        self._quota_away = self._counter(
+            "hitsend_quota_away_requests", "Requests while the limits' server was away, by outcome.", "outcome"
+        )
         self._records_dropped = self._counter("hitsend_records_dropped", "Flight records that were not stored.")
 
     def _define_engine(self) -> None:
