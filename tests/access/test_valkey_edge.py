@@ -7,6 +7,7 @@ import pytest
 
 from hitsend.core.limits import Level, Limits
 from hitsend.serve.access.outage import UnreachablePolicy
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.usage.report import Spending
 from tests.access.books import org
 from tests.access.quotas import in_valkey
