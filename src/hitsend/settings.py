@@ -117,7 +117,7 @@ class EngineSettings(Section, frozen=True):
     """The embedded engine."""
 
     model: str = "smollm2-135m"
-    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), or hf:owner/repo[:file]."""
+    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), hf:owner/repo[:file], or `none`."""
     models_dir: str | None = None
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
@@ -152,6 +152,53 @@ class EngineSettings(Section, frozen=True):
     """/healthz turns red after this many seconds without progress."""
     check_every_step: bool = False
     """Prove after every step that no cell was lost (always done when idle)."""
+
+
+class UpstreamPrices(Section, frozen=True):
+    """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
+
+    input: Price
+    output: Price
+    cached_input: Price | None = None
+
+
+class UpstreamSettings(Section, frozen=True):
+    """`[[engines]]`: a server elsewhere that speaks OpenAI's chat API, and the models that it serves under names here.
+
+    `models` is a table: name here = "name there". Clients can change none of this.
+    """
+
+    name: str
+    """How records, rows and metrics call it."""
+    base_url: str
+    """Up to and including `/v1`. Redirects are not followed, proxies from the environment not used."""
+    models: dict[str, str]
+    kind: Literal["openai"] = "openai"
+    api_key_env: str | None = None
+    """The environment variable that holds the upstream's key."""
+    prices: UpstreamPrices | None = None
+    context: Positive = 131_072
+    """Tokens of prompt and answer together, as `/v1/models` tells it; the upstream is the judge of prompts."""
+    max_tokens: Positive = 4096
+    """Asked for where the client set no max_tokens: the hold needs a bound."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    passes: tuple[str, ...] = ()
+    """Sampling fields beyond OpenAI's that it takes by the same name (`top_k`, `min_p`, `chat_template_kwargs`, …)."""
+    counts_prompts: Literal["bytes", "embedded"] = "bytes"
+    """What is reserved for a prompt: a bound from its bytes, or the embedded model's template and tokenizer's count."""
+    max_concurrent: Positive = 256
+    """Requests that run there at once; one more is refused with `server_overloaded`."""
+    connect_timeout_s: Seconds = 5.0
+    stall_timeout_s: Seconds = 120.0
+    """Longest silence, before the first byte as well as between two."""
+    retry_share: Share = 0.1
+    """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
+    breaker_failures: Positive = 5
+    """Failures in a row that open the circuit breaker."""
+    breaker_share: Share = 0.5
+    """Failures among the last 50 requests that open it too."""
+    breaker_open_s: Seconds = 2.0
+    """How long it refuses before one request may try again; doubles up to 60 s while that fails."""
 
 
 class StreamSettings(Section, frozen=True):
@@ -230,6 +277,7 @@ class Settings(Section, frozen=True):
     responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = ()
+    engines: tuple[UpstreamSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()
 
 
@@ -241,7 +289,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def fields(section: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every setting of the tree as (key, type, default), in order. `[[models]]` and `[[prices]]` count as one each."""
+    """Every setting of the tree as (key, type, default), in order. `[[models]]` and other tables count as one each."""
     for field in msgspec.structs.fields(section):
         key = prefix + field.name
         if isinstance(field.type, type) and issubclass(field.type, Section):
@@ -274,6 +322,11 @@ def load_process(config: Path | None = None, flags: Mapping[str, str] | None = N
     return load(config, os.environ, flags)
 
 
+def secret(variable: str) -> str | None:
+    """What an environment variable that a setting names holds: never kept in the tree, so never printed with it."""
+    return os.environ.get(variable) or None
+
+
 def shown(key: str, value: Any) -> Any:
     """A value as it may be printed: passwords inside URLs are masked."""
     if key == "usage.url" and isinstance(value, str):
@@ -293,8 +346,12 @@ def described(kind: Any) -> str:
             f"{described(base)} above {meta.gt}" if meta.gt is not None else f"{described(base)}, at least {meta.ge}"
         )
         return words if meta.le is None else f"{words} and at most {meta.le}"
+    if get_origin(kind) is dict:
+        return "table of texts"
     if get_origin(kind) is tuple:
         return "list of texts" if get_args(kind)[0] is str else "array of tables"
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind.__name__
     return {int: "integer", float: "number", bool: "true or false", str: "text"}[kind]
 
 

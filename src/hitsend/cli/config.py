@@ -77,7 +77,13 @@ def page() -> str:
     """docs/settings.md, whole."""
     meanings = _meanings()
     titled = [(f"`[{field.name}]`", field.type) for field in msgspec.structs.fields(settings.Settings)]
-    tables = (settings.ModelSettings, settings.SamplingPreset, settings.PriceSettings)
+    tables = (
+        settings.ModelSettings,
+        settings.SamplingPreset,
+        settings.UpstreamSettings,
+        settings.UpstreamPrices,
+        settings.PriceSettings,
+    )
     titled += [(table.__name__, table) for table in tables]
     return _HEAD + "".join(
         f"\n## {title}\n\n{_doc(section)}\n\n{_rows(section, meanings)}"
@@ -98,9 +104,7 @@ def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[st
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
-    nested = isinstance(field.type, type) and issubclass(field.type, settings.Section)
-    kind = field.type.__name__ if nested else described(field.type)
-    return f"| `{field.name}` | {kind} | {default} | {meanings.get((section, field.name), '')} |\n"
+    return f"| `{field.name}` | {described(field.type)} | {default} | {meanings.get((section, field.name), '')} |\n"
 
 
 def _doc(section: type) -> str:

@@ -251,6 +251,24 @@ class Flight:
         if self.first_token_at is None:
             self.first_token_at = self._last_token_at = event.at
 
+    def _on_sent(self, event: ev.Sent) -> None:
+        self._follow(State.WAITING)
+        self._waiting_since = event.at if self._waiting_since is None else self._waiting_since
+
+    def _on_answered(self, event: ev.Answered) -> None:
+        if event.will_retry or event.status != 200:
+            return
+        if self._waiting_since is not None:
+            self._timeline.add("upstream", self._waiting_since, event.at)
+            self._waiting_since = None
+        self._follow(State.RUNNING)
+
+    def _on_streamed(self, event: ev.Streamed) -> None:
+        self._timeline.add("upstream", event.started_at, event.ended_at)
+        if self.first_token_at is not None and event.num_chunks > 1:
+            # one mean instead of every gap: reads hold several chunks, so single gaps would mean nothing
+            self.token_gaps_s.append((event.ended_at - self.first_token_at) / (event.num_chunks - 1))
+
     def _on_released(self, event: ev.Released) -> None:
         for since, name in ((self._waiting_since, "wait"), (self._paused_since, "client_wait")):
             if since is not None:
@@ -287,6 +305,9 @@ _HANDLERS: dict[type[ev.Event], Any] = {
     ev.Resumed: Flight._on_resumed,
     ev.Step: Flight._on_step,
     ev.FirstToken: Flight._on_first_token,
+    ev.Sent: Flight._on_sent,
+    ev.Answered: Flight._on_answered,
+    ev.Streamed: Flight._on_streamed,
     ev.Released: Flight._on_released,
     ev.Settled: Flight._on_settled,
 }

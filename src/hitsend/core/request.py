@@ -239,7 +239,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
 
-    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls.
+    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `has_more`: the next delta is
+    there already, so that both may be written at once.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -251,6 +252,7 @@ class Delta(msgspec.Struct, frozen=True):
     matched_stop: str | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    has_more: bool = False
 
 
 class Completed(msgspec.Struct, frozen=True):

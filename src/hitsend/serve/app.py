@@ -25,31 +25,35 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
+from hitsend.core.request import Request
 from hitsend.serve.access.auth import Authenticator, is_loopback
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import Health, ServedModel, Services
+from hitsend.serve.api.services import ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
-from hitsend.serve.chat.formats import resolve_formats, suited
-from hitsend.serve.chat.presets import resolve_defaults
+from hitsend.serve.chat.formats import Formats, resolve_formats, suited
+from hitsend.serve.chat.handover import refuse
+from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
-from hitsend.serve.output.reader import markup
+from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
+from hitsend.serve.upstreams import build_upstreams
 from hitsend.serve.usage.ledger import Ledger
-from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.records import RecordStore
 from hitsend.serve.usage.responses import ResponseStore
+from hitsend.serve.watch import Watch
 from hitsend.settings import Loaded, Settings
 
 logger = logging.getLogger(__name__)
@@ -102,36 +106,37 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stores = await _open_stores(settings, clock, stack)
-        found = await asyncio.to_thread(_find_model, settings)
-        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
+        found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(_find_model, settings)
+        text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
         stack.push_async_callback(text.stop)
-        engine = EmbeddedEngine(
-            settings.engine,
-            found.path,
-            clock,
-            model=found.name,
-            pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
-        )
-        stack.push_async_callback(engine.stop)
+        upstreams = build_upstreams(settings, clock, metrics.observe_upstream)
+        if found is not None and found.name in upstreams.by_model:
+            raise ConfigError(f"engines: {found.name!r} is the embedded model's name (engine.alias gives it another)")
+        engine = None if found is None else _embedded(settings, found, clock, metrics)
         embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
-        if embedder is not None:
-            stack.push_async_callback(embedder.stop)
-        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
+        starting = [part for part in (*upstreams.engines, engine, embedder) if part is not None]
+        for part in starting:
+            stack.push_async_callback(part.stop)
+        await asyncio.gather(text.start(), *(part.start() for part in starting))
+        names = () if found is None or engine is None else _names(found, text, engine)
+        formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
         stages = Stages(
             clock=clock,
             text=text,
-            budget=_budget(settings, found, text, engine),
-            engines={found.name: engine},
-            prices=PriceBook(settings.prices),
+            budget=_budget(settings, found, text, names),
+            engines=({found.name: engine} if found and engine else {}) | upstreams.by_model,
+            prices=PriceBook((*upstreams.prices, *settings.prices)),
             ledger=stores.ledger,
             wait_timeout_s=settings.engine.wait_timeout_s,
-            formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
-            markup=markup(text.vocabulary, formats.tool, formats.reasoning),
+            formats=formats,
+            markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
+            handovers=upstreams.handovers,
         )
+        for model, served in stages.engines.items():
+            stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
-        watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
+        watch = Watch(settings, stages, embedded=engine, stores=(stores.writer, stores.records), metrics=metrics)
         embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
@@ -178,14 +183,27 @@ def _models_dir(settings: Settings) -> Path:
     return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
 
 
-def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
-    defaults = resolve_defaults(
-        _names(found, text, engine),
-        text.metadata,
-        settings=settings.models,
-        generation_config=found.generation_config,
-        thinking_default=text.facts.thinking_default,
+def _embedded(settings: Settings, found: ModelFile, clock: SystemClock, metrics: Metrics) -> EmbeddedEngine:
+    return EmbeddedEngine(
+        settings.engine,
+        found.path,
+        clock,
+        model=found.name,
+        pause_tokens=settings.stream.pause_tokens,
+        on_step=metrics.observe_step,
     )
+
+
+def _budget(settings: Settings, found: ModelFile | None, text: TextChild, names: tuple[str, ...]) -> Budget:
+    defaults = Defaults()
+    if found is not None:
+        defaults = resolve_defaults(
+            names,
+            text.metadata,
+            settings=settings.models,
+            generation_config=found.generation_config,
+            thinking_default=text.facts.thinking_default,
+        )
     return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
 
 
@@ -200,7 +218,7 @@ def _services(
     stores: _Stores,
     *,
     flights: Flights,
-    watch: "_Watch",
+    watch: Watch,
     embedding: EmbeddingStages,
     rates: Rates,
 ) -> Services:
@@ -226,49 +244,17 @@ def _services(
         page=load_page(),
         embed=lambda request, flight: embed(request, flight, embedding),
         embedding_model=embeds,
-        suited=lambda request: suited(request, stages.text.facts, stages.formats),
+        suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
 
-class _Watch:
-    """What can be seen of the server from outside."""
-
-    def __init__(
-        self, settings: Settings, stages: Stages, *, engine: EmbeddedEngine, stores: "_Stores", metrics: Metrics
-    ) -> None:
-        self._settings = settings
-        self._stages = stages
-        self._engine = engine
-        self._stores = stores
-        self.metrics = metrics
-
-    def state(self) -> dict[str, Any]:
-        """The body of `/inspect/state`."""
-        now = self._engine.state()
-        facts = self._engine.facts
-        shown: dict[str, Any] = msgspec.to_builtins(now)
-        engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
-        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
-        engine |= {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
-        return shown | {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "engine": engine}
-
-    def health(self) -> Health:
-        """Red when work is due and nothing moves; not ready while the engine or the text process is away."""
-        now = self._engine.state()
-        is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
-        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
-        if is_ready:
-            return Health(is_healthy=True, is_ready=True)
-        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
-
-    def render_metrics(self) -> tuple[str, bytes]:
-        """The body of `/metrics`, with the figures of this moment."""
-        self.metrics.set_engine(self._engine.state())
-        holds_open, stores = self._stages.ledger.holds_open, self._stores
-        self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
-        return CONTENT_TYPE, self.metrics.render()
+def _suited(stages: Stages, request: Request) -> Request:
+    terms = stages.handovers.get(request.model)
+    if terms is not None:
+        refuse(request, terms)
+    return suited(request, stages.text.facts, stages.formats)
 
 
 def _check_exposure(services: Services) -> None:

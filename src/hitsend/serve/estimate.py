@@ -15,8 +15,9 @@ import msgspec
 from hitsend.core.errors import ContextLengthExceeded, ModelNotFound, ServeError
 from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request, Usage
+from hitsend.serve.chat.formats import suited
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
-from hitsend.serve.pipeline import Stages, constrain
+from hitsend.serve.pipeline import Stages, constrain, hand_over
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 
@@ -139,6 +140,9 @@ async def estimate(
     engine = stages.engines.get(request.model)
     if engine is None:
         raise ModelNotFound(f"model {request.model[:100]!r} is not served here", param="model")
+    if engine.takes == "messages":
+        return await _elsewhere(request, limits, engine, stages=stages, measured=rates.of(request.model))
+    request = suited(request, stages.text.facts, stages.formats)
     facts, now = engine.facts, engine.state()
     prompt = await stages.text.prepare(request, max_prompt_tokens=facts.cells_per_slot)
     num_tokens, refusal, output = prompt.num_tokens, None, 0
@@ -176,6 +180,35 @@ async def estimate(
         measured=measured,
         limits=limits,
         warnings=request.warnings,
+    )
+
+
+async def _elsewhere(
+    request: Request, limits: tuple[LimitCheck, ...], engine: Engine, *, stages: Stages, measured: Measured
+) -> Estimate:
+    """For an upstream: what would be held for the prompt is a bound, and memory is its own affair."""
+    job, fitted = await hand_over(request, stages)
+    now, refusal = engine.state(), None
+    try:
+        engine.admit(job)
+    except ServeError as error:
+        refusal = error
+    admission = _admission(now, 1, 0, refusal)
+    reserved, output = job.num_prompt_reserved, fitted.max_tokens
+    return Estimate(
+        model=request.model,
+        engine=EngineChoice(engine.name, WHY_THIS_ENGINE),
+        prompt_tokens=reserved,
+        max_output_tokens=output,
+        n=request.n,
+        memory=Memory(0, 0, 0, 0, 0),
+        admission=admission,
+        cost=_cost(request, stages, reserved, output, measured),
+        times=_times(admission, now, reserved, output, measured),
+        measured=measured,
+        limits=(*limits, *fitted.limits),
+        warnings=request.warnings,
+        guessed=("prompt_tokens", "times", "cost"),
     )
 
 
@@ -219,7 +252,7 @@ def _times(admission: Admission, now: EngineState, prompt_tokens: int, output: i
 
 
 def _cost(request: Request, stages: Stages, prompt_tokens: int, output: int, measured: Measured) -> Cost:
-    price = stages.prices.find(request.model, is_local=True)
+    price = stages.prices.find(request.model, is_local=request.model not in stages.handovers)
     expected = None
     if measured.output_tokens is not None:
         tokens = min(output * request.n, round(measured.output_tokens))

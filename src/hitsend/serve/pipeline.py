@@ -8,12 +8,12 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import ModelNotFound
-from hitsend.core.events import Routed, ToolCallMalformed
+from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -22,11 +22,14 @@ from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
+from hitsend.serve.chat.handover import Handover, count, fit
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
+from hitsend.serve.engine.openai_wire import extensions
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.output.passed import PassedChoice
 from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
@@ -38,7 +41,10 @@ _TAIL = 32
 
 @dataclass(frozen=True)
 class Stages:
-    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name."""
+    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name.
+
+    `handovers` are the terms of those engines that take messages, by the same names.
+    """
 
     clock: Clock
     text: TextChild
@@ -49,25 +55,32 @@ class Stages:
     wait_timeout_s: float
     formats: Formats
     markup: Markup
+    handovers: dict[str, Handover] = field(default_factory=dict)
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
-    request = suited(request, stages.text.facts, stages.formats)
-    job = await _prepare(request, flight, stages, engine)
+    if engine.takes == "messages":
+        job, fitted = await hand_over(request, stages)
+        flight.record(fitted)
+    else:
+        request = suited(request, stages.text.facts, stages.formats)
+        job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
     account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
     async with account:
-        choices = [_assembler(request, job, stages, index) for index in range(job.num_choices)]
+        choices = _choices(request, job, stages, engine)
         generation = generate_all(engine, job)
         account.watch(generation, choices)
+        if engine.gives == "text":
+            await _until_answered(generation, flight)
         yield Started(
             request.request_id,
             int(flight.received_wall),
             request.model,
             system_fingerprint=_fingerprint(engine),
-            prompt_tokens=job.num_prompt_tokens,
+            prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
         )
         async for delta in _answer(generation, choices, flight):
             yield delta
@@ -110,6 +123,35 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     )
 
 
+async def hand_over(request: Request, stages: Stages) -> tuple[Job, Fitted]:
+    """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
+    terms = stages.handovers[request.model]
+    fitted = fit(request, terms, extensions(request), stages.budget.ceiling)
+    known = (await stages.text.prepare(request)).num_tokens if terms.is_counted else None
+    counted = count(request, known)
+    job = Job(
+        request_id=request.request_id,
+        prompt_token_ids=(),
+        sampling=fitted.sampling,
+        n=request.n,
+        max_tokens=fitted.max_tokens,
+        deadline_s=stages.wait_timeout_s,
+        chat=request,
+        num_prompt_reserved=counted.reserved,
+        num_prompt_estimated=counted.estimated,
+    )
+    return job, fitted
+
+
+async def _until_answered(generation: Generation, flight: Flight) -> None:
+    """An upstream's refusal shall still become a status, so nothing is said to the client before it has answered."""
+    async for event in generation:
+        assert not isinstance(event, Tokens | ChoiceDone | Delta)
+        flight.record(event)
+        if isinstance(event, Answered) and event.status == 200:
+            return
+
+
 async def constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:
     """What the answer is held to once its thoughts are over, compiled once already. Raises InvalidRequest.
 
@@ -142,10 +184,16 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         principal=request.principal,
         model=request.model,
         engine=engine.name,
-        price=stages.prices.find(request.model, is_local=True),
+        price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
     )
+
+
+def _choices(request: Request, job: Job, stages: Stages, engine: Engine) -> Sequence[Assembler | PassedChoice]:
+    if engine.gives == "text":
+        return [PassedChoice() for _ in range(job.num_choices)]
+    return [_assembler(request, job, stages, index) for index in range(job.num_choices)]
 
 
 def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assembler:
@@ -171,26 +219,25 @@ def _reader(request: Request, job: Job, stages: Stages) -> AnswerReader:
     return AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
 
 
-def _warnings(request: Request, choices: Sequence[Assembler]) -> tuple[str, ...]:
+def _warnings(request: Request, choices: Sequence[Assembler | PassedChoice]) -> tuple[str, ...]:
     return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
-async def _answer(generation: Generation, choices: Sequence[Assembler], flight: Flight) -> AsyncGenerator[Delta]:
+async def _answer(
+    generation: Generation, choices: Sequence[Assembler | PassedChoice], flight: Flight
+) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
-        if isinstance(event, Tokens):
-            choice = choices[event.choice]
-            delta, seen = choice.feed(event.sampled)
-            for fact in seen:
-                flight.record(fact)
-            if delta is None:
+        if isinstance(event, Delta):
+            delta = event
+            choice = choices[delta.index]
+            assert isinstance(choice, PassedChoice)
+            choice.take(delta)
+        elif isinstance(event, Tokens | ChoiceDone):
+            found = await _assembled(event, generation, choices[event.choice], flight)
+            if found is None:
                 continue
-            if delta.finish_reason is not None:
-                await generation.end_choice(event.choice)
-        elif isinstance(event, ChoiceDone):
-            if choices[event.choice].is_finished:
-                continue
-            delta = choices[event.choice].finish(FinishReason(event.reason))
+            delta = found
         else:
             flight.record(event)
             continue
@@ -200,5 +247,21 @@ async def _answer(generation: Generation, choices: Sequence[Assembler], flight: 
         yield delta
 
 
-def _fingerprint(engine: Engine) -> str:
-    return f"{engine.facts.model} on {engine.facts.library}"
+async def _assembled(
+    event: Tokens | ChoiceDone, generation: Generation, choice: Assembler | PassedChoice, flight: Flight
+) -> Delta | None:
+    """What can be shown after it, if anything."""
+    assert isinstance(choice, Assembler)
+    if isinstance(event, ChoiceDone):
+        return None if choice.is_finished else choice.finish(FinishReason(event.reason))
+    delta, seen = choice.feed(event.sampled)
+    for fact in seen:
+        flight.record(fact)
+    if delta is not None and delta.finish_reason is not None:
+        await generation.end_choice(event.choice)
+    return delta
+
+
+def _fingerprint(engine: Engine) -> str | None:
+    """What computes, as far as it is ours to know."""
+    return None if not engine.is_local else f"{engine.facts.model} on {engine.facts.library}"

@@ -155,6 +155,10 @@ class Metrics:
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
 
+    def observe_upstream(self, engine: str, num_tokens: int) -> None:
+        """Count the tokens that a request brought back from an upstream."""
+        self._output.labels(engine).inc(num_tokens)
+
     def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
         """Take over an engine's figures of this moment (before each scrape)."""
         self._up.labels(engine).set(1 if state.is_ready else 0)
