@@ -56,6 +56,8 @@ FIGURES = RequestFigures(
 
 class Engine:
     name, facts = "embedded", FACTS
+    takes = gives = "tokens"
+    is_local = True
 
     def __init__(self, now: EngineState, refusal=None) -> None:
         self.now, self.refusal = now, refusal

@@ -33,7 +33,6 @@ from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
-from hitsend.serve.chat.handover import refuse
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.database.connection import Database, database_url
@@ -47,7 +46,7 @@ from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.pipeline import Stages, run
 from hitsend.serve.stream.connection import Connection
-from hitsend.serve.upstreams import build_upstreams
+from hitsend.serve.upstreams import OwnText, build_upstreams
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -234,7 +233,7 @@ def _services(
         auth=stores.auth,
         flights=flights,
         pipeline=lambda request, flight: run(request, flight, stages),
-        text=stages.text,
+        text=OwnText(stages.text, stages.handovers),
         records=flights,
         models=lambda: served,
         state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
@@ -251,10 +250,8 @@ def _services(
 
 
 def _suited(stages: Stages, request: Request) -> Request:
-    terms = stages.handovers.get(request.model)
-    if terms is not None:
-        refuse(request, terms)
-    return suited(request, stages.text.facts, stages.formats)
+    is_foreign = request.model in stages.handovers
+    return request if is_foreign else suited(request, stages.text.facts, stages.formats)
 
 
 def _check_exposure(services: Services) -> None:

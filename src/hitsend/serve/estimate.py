@@ -15,7 +15,6 @@ import msgspec
 from hitsend.core.errors import ContextLengthExceeded, ModelNotFound, ServeError
 from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request, Usage
-from hitsend.serve.chat.formats import suited
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
 from hitsend.serve.pipeline import Stages, constrain, hand_over
 from hitsend.serve.usage.metrics import RequestFigures
@@ -142,7 +141,6 @@ async def estimate(
         raise ModelNotFound(f"model {request.model[:100]!r} is not served here", param="model")
     if engine.takes == "messages":
         return await _elsewhere(request, limits, engine, stages=stages, measured=rates.of(request.model))
-    request = suited(request, stages.text.facts, stages.formats)
     facts, now = engine.facts, engine.state()
     prompt = await stages.text.prepare(request, max_prompt_tokens=facts.cells_per_slot)
     num_tokens, refusal, output = prompt.num_tokens, None, 0

@@ -11,7 +11,11 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.chat.handover import Handover
+from hitsend.core.request import Request
+from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.handover import Handover, refuse
+from hitsend.serve.chat.prompt import Prompt
+from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.protocol import Engine
@@ -28,6 +32,40 @@ class Upstreams(msgspec.Struct, frozen=True):
     by_model: dict[str, Engine]
     handovers: dict[str, Handover]
     prices: tuple[PriceSettings, ...]
+
+
+class OwnText:
+    """The text child for routes that only look: it answers for models that run here, and says who else would."""
+
+    def __init__(self, text: TextChild, handovers: dict[str, Handover]) -> None:
+        self._text = text
+        self._handovers = handovers
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """As `TextChild.vocabulary`."""
+        return self._text.vocabulary
+
+    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
+        """As `TextChild.tokenize`."""
+        return await self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """As `TextChild.detokenize`."""
+        return await self._text.detokenize(token_ids)
+
+    async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
+        """As `TextChild.tokenize_chat`. Raises InvalidRequest for a model that is rendered elsewhere."""
+        return (await self.prepare(request)).prompt_token_ids
+
+    async def prepare(
+        self, request: Request, *, wants_text: bool = False, max_prompt_tokens: int | None = None
+    ) -> Prompt:
+        """As `TextChild.prepare`. Raises InvalidRequest for a model that is rendered elsewhere."""
+        terms = self._handovers.get(request.model)
+        if terms is not None:
+            refuse(request, terms)
+        return await self._text.prepare(request, wants_text=wants_text, max_prompt_tokens=max_prompt_tokens)
 
 
 def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, int], None]) -> Upstreams:

@@ -16,7 +16,6 @@ from hitsend.serve.api.exchange import Exchange
 async def render(exchange: Exchange) -> None:
     """The prompt exactly as the model would get it: text, ids, and where each message lies in them."""
     request, _ = await _read(exchange)
-    request = exchange.services.suited(request)
     prompt = await exchange.services.text.prepare(request, wants_text=True)
     await exchange.answer_json(
         {
@@ -36,7 +35,7 @@ async def render(exchange: Exchange) -> None:
 async def input_tokens(exchange: Exchange) -> None:
     """How many tokens the prompt would have."""
     request, _ = await _read(exchange)
-    count = len(await exchange.services.text.tokenize_chat(exchange.services.suited(request)))
+    count = len(await exchange.services.text.tokenize_chat(request))
     await exchange.answer_json({"object": "chat.completion.input_tokens", "input_tokens": count})
 
 
@@ -62,4 +61,4 @@ async def _read(exchange: Exchange) -> tuple[Request, Parsed]:
         raise ModelNotFound(
             f"model {request.model[:100]!r} is not served here; served: {', '.join(served)}", param="model"
         )
-    return request, parsed
+    return services.suited(request), parsed

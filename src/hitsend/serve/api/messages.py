@@ -29,7 +29,7 @@ async def count_tokens(exchange: Exchange) -> None:
         principal=exchange.principal,
         default_model=exchange.default_model,
     )
-    await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(services.suited(request)))})
+    await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(request))})
 
 
 async def _read(exchange: Exchange, body: bytes) -> Reading:

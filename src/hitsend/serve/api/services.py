@@ -148,8 +148,7 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it;
-    it raises InvalidRequest for a model that is rendered elsewhere.
+    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it.
     """
 
     clock: Clock

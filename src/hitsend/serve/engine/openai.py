@@ -39,7 +39,7 @@ from hitsend.core.errors import (
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Breaker, Outcome, RetryBudget
-from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid, encode_body
+from hitsend.serve.engine.openai_wire import ChunkReader, encode_body
 from hitsend.serve.engine.protocol import EngineEvent, EngineState, Job, Produced
 from hitsend.serve.engine.upstream import LineFailed, UpstreamAnswer, UpstreamLine
 from hitsend.serve.loop.messages import EngineFacts
@@ -292,20 +292,16 @@ class OpenAIGeneration:
     async def _read(self, answer: UpstreamAnswer) -> None:
         try:
             data = await answer.read()
-            deltas = self._reader.feed(data)
         except LineFailed as failure:
             self._stop_short(_broken(failure, self._engine.name))
             return
-        except Unreadable as failure:
-            self._stop_short(EngineFailed(f"The upstream {self._engine.name} sent {failure}."))
-            return
-        except UpstreamSaid:
-            self._stop_short(EngineFailed(f"The upstream {self._engine.name} broke off its answer with an error."))
-            return
+        deltas = self._reader.feed(data)
         self._num_bytes += len(data)
         if deltas:
             self._take(deltas)
-        if self._reader.is_done or not data:
+        if self._reader.fault is not None:
+            self._stop_short(EngineFailed(f"The upstream {self._engine.name} sent {self._reader.fault}."))
+        elif self._reader.is_done or not data:
             if self._reader.is_finished:
                 self._end("ok")
             else:

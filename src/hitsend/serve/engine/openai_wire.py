@@ -32,6 +32,9 @@ class Unreadable(Exception):
 class UpstreamSaid(Exception):
     """The upstream ended its stream with an error of its own."""
 
+    def __init__(self) -> None:
+        super().__init__("an error inside its answer")
+
 
 def encode_body(request: Request, model: str, max_tokens: int, max_tokens_field: str) -> bytes:
     """The body to post, asking for `model` by the upstream's own name."""
@@ -201,7 +204,10 @@ _decode = msgspec.json.Decoder(_ChunkIn).decode
 
 
 class ChunkReader:
-    """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE]."""
+    """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
+
+    `fault` is why nothing more can be read: what stood before it was given out.
+    """
 
     def __init__(self, n: int) -> None:
         self._rest = b""
@@ -209,6 +215,7 @@ class ChunkReader:
         self.counts = [0] * n
         self.usage: Usage | None = None
         self.is_done = False
+        self.fault: Unreadable | UpstreamSaid | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -216,21 +223,27 @@ class ChunkReader:
         return not self._open
 
     def feed(self, data: bytes) -> list[Delta]:
-        """Take bytes, return what they bring. Raises Unreadable, UpstreamSaid."""
+        """Take bytes, return what they bring. Look at `fault` afterwards."""
+        deltas: list[Delta] = []
+        try:
+            self._feed(data, deltas)
+        except (Unreadable, UpstreamSaid) as fault:
+            self.fault = fault
+        return deltas
+
+    def _feed(self, data: bytes, deltas: list[Delta]) -> None:
         events = self._rest + data
         if b"\r" in events:
             events = events.replace(b"\r\n", b"\n")
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise Unreadable(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        deltas: list[Delta] = []
         for event in whole:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
             elif document:
                 self._read(document, deltas)
-        return deltas
 
     def _read(self, document: bytes, deltas: list[Delta]) -> None:
         try:

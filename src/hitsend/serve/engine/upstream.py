@@ -6,10 +6,9 @@ there and to nobody else, and is in no message of an error; nothing of the calle
 answer closes its connection unless it was read to its end. Next: `openai.py`.
 """
 
-from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import aiohttp
-from yarl import URL
 
 from hitsend.core.errors import ConfigError
 
@@ -77,7 +76,7 @@ class UpstreamLine:
         headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        self._headers = MappingProxyType(headers)
+        self._headers = headers
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stall_timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
@@ -102,7 +101,7 @@ class UpstreamLine:
         """Send, and wait for the answer's head. Raises LineFailed. Cancelling it closes the connection."""
         assert self._session is not None
         try:
-            response = await self._session.post(self._url / path, data=body, allow_redirects=False)
+            response = await self._session.post(f"{self._url}/{path}", data=body, allow_redirects=False)
         except TimeoutError as error:
             is_connecting = isinstance(error, aiohttp.ConnectionTimeoutError)
             raise LineFailed(
@@ -117,14 +116,14 @@ class UpstreamLine:
         return UpstreamAnswer(response)
 
 
-def _checked(base_url: str) -> URL:
+def _checked(base_url: str) -> str:
     """Raises ConfigError for anything but plain http(s)://host[:port]/path."""
     try:
-        url = URL(base_url.rstrip("/"))
-        is_plain = url.scheme in ("http", "https") and bool(url.host) and url.user is None and not url.query_string
-        is_plain = is_plain and not url.fragment and "\\" not in base_url and base_url.isprintable()
+        url = urlsplit(base_url)
+        is_plain = url.scheme in ("http", "https") and bool(url.hostname) and "@" not in url.netloc
+        is_plain = is_plain and url.port != 0 and not (url.query or url.fragment)
     except ValueError:
         is_plain = False
-    if not is_plain:
+    if not is_plain or "\\" in base_url or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
         raise ConfigError("engines.base_url: expected http(s)://host[:port]/v1, without user, password, query or #")
-    return url
+    return base_url.rstrip("/")
