@@ -71,13 +71,15 @@ class Faults:
         self.seen = 0
         self.failed = 0
         self._range = range(first, first + length)
-        self._engine = database.engine.sync_engine
-        event.listen(self._engine, "before_cursor_execute", self._on_statement)
-        event.listen(self._engine, "commit", self._on_commit)
+        self._engines = database.sync_engines
+        for engine in self._engines:
+            event.listen(engine, "before_cursor_execute", self._on_statement)
+            event.listen(engine, "commit", self._on_commit)
 
     def detach(self) -> None:
-        event.remove(self._engine, "before_cursor_execute", self._on_statement)
-        event.remove(self._engine, "commit", self._on_commit)
+        for engine in self._engines:
+            event.remove(engine, "before_cursor_execute", self._on_statement)
+            event.remove(engine, "commit", self._on_commit)
 
     def _on_statement(self, connection, cursor, statement, parameters, context, executemany) -> None:
         self._count()

@@ -158,12 +158,19 @@ class Flight:
         return record
 
     def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(event)
-        happened = built.pop("at", built.get("ended_at", at))
-        for name in ("started_at", "ended_at"):
-            if name in built:
-                built[name.removesuffix("_at") + "_ms"] = self._ms(built.pop(name))
-        return {"type": built.pop("type"), "at_ms": self._ms(happened)} | built
+        kind = type(event)
+        built: dict[str, Any] = {"type": kind.__struct_config__.tag, "at_ms": 0.0}
+        happened = at
+        for name in kind.__struct_fields__:
+            value = getattr(event, name)
+            if name in ("at", "ended_at"):
+                happened = value
+            if name in ("started_at", "ended_at"):
+                built[_IN_MS[name]] = self._ms(value)
+            elif name != "at":
+                built[name] = value if type(value) in _PLAIN else msgspec.to_builtins(value)
+        built["at_ms"] = self._ms(happened)
+        return built
 
     def _ms(self, at: float) -> float:
         return round((at - self.received_at) * 1000.0, 4)
@@ -278,6 +285,10 @@ class Flight:
     def _on_settled(self, event: ev.Settled) -> None:
         self._timeline.add("settle", event.started_at, event.ended_at)
         self.cost_microusd = event.cost_microusd
+
+
+_IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _segment(step: ev.Step) -> str:

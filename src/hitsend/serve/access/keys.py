@@ -5,7 +5,6 @@ Enters: random bytes. Leaves: a key to show once, and what may be stored of it. 
 salted SHA-256 over the whole key is stored; the stored digest is itself no key. Next: `store.py`.
 """
 
-import hashlib
 import hmac
 import re
 import secrets
@@ -68,7 +67,7 @@ def make_salt() -> str:
 
 def digest(salt: str, key: str) -> str:
     """What is stored of a key."""
-    return hmac.new(bytes.fromhex(salt), key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.digest(bytes.fromhex(salt), key.encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
 def id_of(key: str) -> str | None:

@@ -7,6 +7,8 @@ characters stand for what a template adds around each message); values that the 
 upstream's, and their source says so. Next: `../engine/openai.py`.
 """
 
+from typing import Any
+
 import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
@@ -17,6 +19,9 @@ BYTES_PER_TOKEN = 4
 """The guess for what is billed where nobody counted: English text has a little more, code and other scripts less."""
 TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
+
+
+_ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 
 
 class Handover(msgspec.Struct, frozen=True):
@@ -62,15 +67,12 @@ def fit(request: Request, terms: Handover, extensions: set[str], ceiling: int | 
     if max_tokens >= terms.context:
         text = f"{max_tokens} tokens are asked for the answer; this model's context is {terms.context} tokens"
         raise ContextLengthExceeded(text, param="max_tokens")
-    asked = {
-        field: value
-        for field in SamplingAsked.__struct_fields__
-        if (value := getattr(request.sampling, field)) is not None
-    }
-    sources = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream") | dict.fromkeys(asked, "client")
+    asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
     return Fitted(
         max_tokens=max_tokens,
         limits=(LimitCheck("max_tokens", max_tokens, terms.context - 1),),
-        sampling=SamplingParams(**asked, logprobs=request.logprobs, top_logprobs=request.top_logprobs),
-        sources=sources,
+        sampling=msgspec.convert(
+            asked | {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}, SamplingParams
+        ),
+        sources=_ALL_THEIRS | dict.fromkeys(asked, "client"),
     )

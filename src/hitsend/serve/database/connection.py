@@ -9,12 +9,13 @@ all requests of a group, see `writer.py`. Next: `writer.py`.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -22,6 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from hitsend.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SCHEMA_HEAD = "0002"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
@@ -43,6 +46,14 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
         self._writing = engine.execution_options(hitsend_writes=True)
+        self._thread: ThreadPoolExecutor | None = None
+        self._in_thread: Engine | None = None
+        if engine.dialect.name == "sqlite":
+            # one hop to a thread per transaction; the asynchronous driver makes several per statement
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
+            self._in_thread = _listening(create_engine(engine.url.set(drivername="sqlite"))).execution_options(
+                hitsend_writes=True
+            )
 
     @classmethod
     async def open(cls, url: str) -> "Database":
@@ -61,6 +72,12 @@ class Database:
             raise
         return database
 
+    @property
+    def sync_engines(self) -> tuple[Engine, ...]:
+        """Everything that statements go through, for who wants to watch them (tests make them fail)."""
+        ours = self.engine.sync_engine
+        return (ours,) if self._in_thread is None else (ours, self._in_thread)
+
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction that only reads: one consistent view, never blocks the writer."""
@@ -73,9 +90,24 @@ class Database:
         async with self._writing.begin() as connection:
             yield connection
 
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run it inside one transaction, which is durable when this returns."""
+        if self._thread is None or self._in_thread is None:
+            async with self.writing() as connection:
+                return await connection.run_sync(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _transact, self._in_thread, work)
+
     async def close(self) -> None:
         """Give all connections back. Safe to call twice."""
         await self.engine.dispose()
+        if self._thread is not None and self._in_thread is not None:
+            self._in_thread.dispose()
+            self._thread.shutdown()
+
+
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
 
 
 def _create_engine(url: str) -> AsyncEngine:
@@ -91,8 +123,13 @@ def _create_engine(url: str) -> AsyncEngine:
         raise ConfigError(f"usage.url: {error}; expected for example sqlite+aiosqlite:////data/{FILE_NAME}") from error
     except OSError as error:
         raise ConfigError(f"server.data_dir: can't create {parsed.database}: {error.strerror}") from error
-    event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
-    event.listen(engine.sync_engine, "begin", _on_sqlite_begin)
+    _listening(engine.sync_engine)
+    return engine
+
+
+def _listening(engine: Engine) -> Engine:
+    event.listen(engine, "connect", _on_sqlite_connect)
+    event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, Message, Request, SamplingAsked, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Delta, Message, OutputFormat, Request, TextLogprob, ToolCallDelta, Usage
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
-_PLAIN = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+_PLAIN = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"})
 _FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
     "content_filter": FinishReason.CONTENT_FILTER,
     "function_call": FinishReason.TOOL_CALLS,
@@ -38,7 +38,6 @@ class UpstreamSaid(Exception):
 
 def encode_body(request: Request, model: str, max_tokens: int, max_tokens_field: str) -> bytes:
     """The body to post, asking for `model` by the upstream's own name."""
-    sampling = request.sampling
     body: dict[str, Any] = {
         "model": model,
         "messages": [_message(message) for message in request.messages],
@@ -46,60 +45,61 @@ def encode_body(request: Request, model: str, max_tokens: int, max_tokens_field:
         "stream_options": {"include_usage": True},
         max_tokens_field: max_tokens,
     }
-    for field in SamplingAsked.__struct_fields__:
-        if (value := getattr(sampling, field)) is not None:
-            body[field] = value
-    body |= {name: value for name, value in _beside(request) if value}
-    if request.tools and not request.parallel_tool_calls:
-        body["parallel_tool_calls"] = False
+    body |= _own_fields(request)
+    body |= _asked(request)
+    body |= _beyond(request)
     return msgspec.json.encode(body)
 
 
 def extensions(request: Request) -> set[str]:
     """Fields of the body that are not OpenAI's own: an upstream has to know them."""
-    asked = {field for field in SamplingAsked.__struct_fields__ if getattr(request.sampling, field) is not None}
-    asked |= {name for name, value in _beside(request) if value}
-    if not (request.add_generation_prompt or request.continue_final_message):
-        asked.add("add_generation_prompt")
-    return asked - {*_PLAIN, *_OWN}
+    return (_asked(request).keys() | _beyond(request).keys()) - _PLAIN
 
 
-_OWN = (
-    "n",
-    "stop",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "reasoning_effort",
-)
+def _asked(request: Request) -> dict[str, Any]:
+    """Sampling as the client sent it: what is None is left out."""
+    asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
+    return asked
 
 
-def _beside(request: Request) -> list[tuple[str, Any]]:
-    """(field, value); what is empty isn't sent."""
+def _own_fields(request: Request) -> dict[str, Any]:
+    """OpenAI's, as far as they say anything."""
+    fields: dict[str, Any] = {
+        "n": request.n if request.n > 1 else None,
+        "stop": request.stop,
+        "logit_bias": {str(token): bias for token, bias in request.logit_bias},
+        "logprobs": request.logprobs,
+        "top_logprobs": request.top_logprobs,
+        "reasoning_effort": request.reasoning_effort,
+    }
+    if request.tools:
+        fields |= {"tools": _tools(request), "tool_choice": _choice(request)}
+    if request.output_format is not None:
+        fields["response_format"] = _format(request.output_format)
+    found = {name: value for name, value in fields.items() if value}
+    if request.tools and not request.parallel_tool_calls:
+        found["parallel_tool_calls"] = False
+    return found
+
+
+def _beyond(request: Request) -> dict[str, Any]:
+    """Extensions, as far as they say anything."""
     form = request.output_format
-    is_json = form is not None and form.kind in ("json_object", "json_schema")
-    return [
-        ("n", request.n if request.n > 1 else None),
-        ("stop", request.stop),
-        ("logit_bias", {str(token): bias for token, bias in request.logit_bias}),
-        ("logprobs", request.logprobs),
-        ("top_logprobs", request.top_logprobs),
-        ("tools", _tools(request)),
-        ("tool_choice", _choice(request)),
-        ("response_format", _format(request) if is_json else None),
-        ("reasoning_effort", request.reasoning_effort),
-        ("structured_outputs", {form.kind: form.value} if form is not None and not is_json else None),
-        ("include_stop_str_in_output", request.include_stop),
-        ("stop_token_ids", request.stop_token_ids),
-        ("min_tokens", request.min_tokens),
-        ("ignore_eos", request.ignore_eos),
-        ("chat_template_kwargs", request.template_kwargs),
-        ("continue_final_message", request.continue_final_message),
-        ("thinking_token_budget", request.thinking_token_budget),
-    ]
+    fields: dict[str, Any] = {
+        "include_stop_str_in_output": request.include_stop,
+        "stop_token_ids": request.stop_token_ids,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
+        "chat_template_kwargs": request.template_kwargs,
+        "continue_final_message": request.continue_final_message,
+        "thinking_token_budget": request.thinking_token_budget,
+    }
+    if form is not None and _format(form) is None:
+        fields["structured_outputs"] = {form.kind: form.value}
+    found = {name: value for name, value in fields.items() if value}
+    if not request.add_generation_prompt:
+        found["add_generation_prompt"] = False
+    return found
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -120,22 +120,21 @@ def _tools(request: Request) -> list[dict[str, Any]]:
 
 def _choice(request: Request) -> Any:
     choice = request.tool_choice
-    if not request.tools or choice.mode == "auto":
+    if choice.mode == "auto":
         return None
     if len(choice.names) == 1:
         return {"type": "function", "function": {"name": choice.names[0]}}
     return choice.mode
 
 
-def _format(request: Request) -> dict[str, Any]:
-    form = request.output_format
-    assert form is not None
+def _format(form: OutputFormat) -> dict[str, Any] | None:
+    """None for what OpenAI's API has no field for."""
     if form.kind == "json_object":
         return {"type": "json_object"}
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": form.name or "answer", "schema": form.value, "strict": form.strict},
-    }
+    if form.kind != "json_schema":
+        return None
+    named = {"name": form.name or "answer", "schema": form.value, "strict": form.strict}
+    return {"type": "json_schema", "json_schema": named}
 
 
 class _In(msgspec.Struct, frozen=True, gc=False):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Insert, Table, and_, bindparam, delete, exists, insert, select
+from sqlalchemy import ColumnElement, Connection, Insert, Table, and_, bindparam, delete, exists, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.request import Principal, Usage
@@ -164,26 +164,44 @@ _ROW_OF = select(*(LEDGER.c[name] for name in LedgerRow.__struct_fields__)).wher
 _KEEP_COUNT = {"preserve_rowcount": True}
 
 
-async def insert_hold(connection: AsyncConnection, hold: Hold, owner: str, lease_until: float) -> bool:
+def insert_hold_now(connection: Connection, hold: Hold, owner: str, lease_until: float) -> bool:
     """Take the hold. False when the request id was used before (by a hold or a row that isn't this one's)."""
     values = hold_values(hold) | {"owner": owner, "lease_until": lease_until}
     parameters = {f"v_{name}": values[name] for name in _HOLD_COLUMNS}
     parameters["this_request"] = hold.request.request_id
-    result = await connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT)
-    if result.rowcount:
+    if connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT).rowcount:
         return True
-    return (await connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id})).first() is not None
+    return connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id}).first() is not None
+
+
+def row_values(row: LedgerRow) -> dict[str, Any]:
+    """A row as column values."""
+    return {name: getattr(row, name) for name in LedgerRow.__struct_fields__}
+
+
+def insert_row_now(connection: Connection, row: LedgerRow) -> bool:
+    """False where a row of that request stands already."""
+    parameters = {f"v_{name}": value for name, value in row_values(row).items()}
+    parameters["this_request"] = row.request_id
+    return bool(connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT).rowcount)
+
+
+def find_row_now(connection: Connection, request_id: str) -> LedgerRow | None:
+    """The row of that request, once it is settled."""
+    found = connection.execute(_ROW_OF, {"this_request": request_id}).mappings().first()
+    return None if found is None else LedgerRow(**found)
+
+
+async def insert_hold(connection: AsyncConnection, hold: Hold, owner: str, lease_until: float) -> bool:
+    """`insert_hold_now`, awaited."""
+    return await connection.run_sync(insert_hold_now, hold, owner, lease_until)
 
 
 async def end_hold(connection: AsyncConnection, row: LedgerRow) -> LedgerRow:
     """Write the row and remove its hold. Where a row stands already it stays as it is and is returned."""
-    parameters = {f"v_{name}": getattr(row, name) for name in LedgerRow.__struct_fields__}
-    parameters["this_request"] = row.request_id
-    result = await connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT)
+    is_fresh = await connection.run_sync(insert_row_now, row)
     await connection.execute(_DELETE_HOLD, {"this_hold": row.hold_id})
-    if result.rowcount:
-        return row
-    standing = await find_row(connection, row.request_id)
+    standing = None if is_fresh else await find_row(connection, row.request_id)
     return row if standing is None else standing
 
 
@@ -196,8 +214,7 @@ async def end_hold_if_taken(connection: AsyncConnection, row: LedgerRow) -> Ledg
 
 async def find_row(connection: AsyncConnection, request_id: str) -> LedgerRow | None:
     """The row of that request, once it is settled."""
-    found = (await connection.execute(_ROW_OF, {"this_request": request_id})).mappings().first()
-    return None if found is None else LedgerRow(**found)
+    return await connection.run_sync(find_row_now, request_id)
 
 
 def foreign_holds(owner: str) -> Any:
