@@ -4,16 +4,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LITELLM := .venv-litellm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCKED := $(PIP) install --require-hashes --no-deps
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check bench bench-edge drill lock docs clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "hitsend needs Python 3.11 or newer: apt-get install python3 python3-venv" >&2; exit 1; }
@@ -71,6 +72,17 @@ test: check ## everything CI runs
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
+bench-edge: dev $(LITELLM)/bin/litellm ## the edge alone: hitsend, LiteLLM's proxy and a bare forwarder (two cores)
+	@$(BIN)/python -m bench.edge.run --litellm $(LITELLM)/bin/litellm $(ARGS)
+
+# LiteLLM pins much of what hitsend uses at other versions, so it gets a folder of its own, outside the locks. Where it
+# can't be installed, the others are measured without it.
+$(LITELLM)/bin/litellm: $(VENV)/.python
+	@echo "installing LiteLLM's proxy into $(LITELLM) ..."
+	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
+		|| echo "LiteLLM could not be installed: measuring without it" >&2
+
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
 
@@ -83,5 +95,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) $(LITELLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

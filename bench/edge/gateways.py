@@ -7,6 +7,7 @@ its spend table needs a database engine that its package doesn't bring, so write
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import psutil
 MODEL = "bench"
 KEY = "sk-bench-1234567890"
 GATEWAY_CORE, OTHER_CORE = "0", "1"
-START_S = 120
+START_S = 60
 TASKSET = shutil.which("taskset") or "taskset"
 MANY = "100000000"
 
@@ -160,7 +161,7 @@ def litellm(port: int, upstream: int, folder: Path, binary: str) -> Iterator[Gat
     words = [str(Path(binary).absolute()), "--config", str(folder / "litellm.yaml"), "--host", "127.0.0.1"]
     words += ["--port", str(port), "--num_workers", "1"]
     environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
-    environment |= {"PYTHONPATH": str(folder)}
+    environment |= {"PYTHONPATH": str(folder), "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(32)}"}
     log = folder / "litellm.log"
     with started(words, GATEWAY_CORE, log, environment) as pid:
         wait_for(f"http://127.0.0.1:{port}/health/liveliness", log)

@@ -250,7 +250,7 @@ def _times(admission: Admission, now: EngineState, prompt_tokens: int, output: i
 
 
 def _cost(request: Request, stages: Stages, prompt_tokens: int, output: int, measured: Measured) -> Cost:
-    price = stages.prices.find(request.model, is_local=request.model not in stages.handovers)
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
     expected = None
     if measured.output_tokens is not None:
         tokens = min(output * request.n, round(measured.output_tokens))

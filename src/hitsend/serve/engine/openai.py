@@ -16,8 +16,6 @@ count, flagged; closing a generation closes its connection at once, in whatever 
     too many at once, breaker open              503 server_overloaded, 502 engine_unavailable: at once, Retry-After
 """
 
-import logging
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
@@ -26,12 +24,10 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import (
-    ContextLengthExceeded,
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
     InvalidRequest,
-    RateLimitExceeded,
     ServeError,
     ServerOverloaded,
     ShuttingDown,
@@ -41,24 +37,10 @@ from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Breaker, Outcome, RetryBudget
 from hitsend.serve.engine.openai_wire import ChunkReader, encode_body
 from hitsend.serve.engine.protocol import EngineEvent, EngineState, Job, Produced
+from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
 from hitsend.serve.engine.upstream import LineFailed, UpstreamAnswer, UpstreamLine
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings import UpstreamSettings
-
-_log = logging.getLogger(__name__)
-
-_CODE = re.compile(r"[a-z][a-z0-9_.-]{1,63}")
-_LONGEST_WAIT_S = 3600.0
-
-
-class _ErrorIn(msgspec.Struct, frozen=True):
-    code: str | int | None = None
-    type: str | None = None
-    param: str | None = None
-
-
-class _RefusalIn(msgspec.Struct, frozen=True):
-    error: _ErrorIn | None = None
 
 
 class OpenAIEngine:
@@ -274,9 +256,9 @@ class OpenAIGeneration:
             try:
                 answer = await self._engine.line.post("chat/completions", self._body)
                 status = answer.status
-                refusal = await _refusal(answer, self._engine.name)
+                refusal = await refusal_of(answer, self._engine.name)
             except LineFailed as failure:
-                answer, refusal = None, _Refusal(_broken(failure, self._engine.name), may_repeat=failure.is_unanswered)
+                answer, refusal = None, Refusal(broken(failure, self._engine.name), may_repeat=failure.is_unanswered)
             if refusal is None:
                 self._answer, self._answered_at = answer, self._now()
                 self._events.append(Answered(self._answered_at, status, "ok"))
@@ -293,7 +275,7 @@ class OpenAIGeneration:
         try:
             data = await answer.read()
         except LineFailed as failure:
-            self._stop_short(_broken(failure, self._engine.name))
+            self._stop_short(broken(failure, self._engine.name))
             return
         deltas = self._reader.feed(data)
         self._num_bytes += len(data)
@@ -348,62 +330,3 @@ def merged(deltas: list[Delta]) -> list[Delta]:
     if texts:
         found[-1] = Delta(found[-1].index, "".join(texts))
     return found
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    """Why there is no answer, and what it says of the upstream."""
-
-    error: ServeError
-    may_repeat: bool = False
-    outcome: Outcome = "failed"
-
-
-def _broken(failure: LineFailed, name: str) -> ServeError:
-    text = f"{failure} ({name})."
-    if failure.is_timeout and not failure.is_unanswered:
-        return EngineTimeout(text)
-    return EngineUnavailable(text, retry_after_s=1.0) if failure.is_unanswered else EngineFailed(text)
-
-
-async def _refusal(answer: UpstreamAnswer, name: str) -> _Refusal | None:
-    """None for an answer that can be read. What the upstream wrote goes no further than its code."""
-    status = answer.status
-    if status == 200:
-        if answer.content_type == "text/event-stream":
-            return None
-        answer.close()
-        return _Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
-    body = await answer.read_refusal()
-    answer.close()
-    wait_s = _retry_after_s(answer.headers.get("retry-after"))
-    if status == 429:
-        text = f"The upstream {name} limits its requests (HTTP 429)."
-        return _Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
-    if status in (400, 404, 413, 422):
-        return _Refusal(_refused(status, body, name), outcome="ok")
-    if status >= 500:
-        text = f"The upstream {name} failed (HTTP {status})."
-        return _Refusal(EngineUnavailable(text, retry_after_s=wait_s or 1.0), may_repeat=True)
-    if status in (401, 403):
-        _log.error("the upstream %s refuses this server's key (HTTP %d)", name, status)
-    why = "redirected, which is not followed" if 300 <= status < 400 else "refused this server"
-    return _Refusal(EngineUnavailable(f"The upstream {name} {why} (HTTP {status})."))
-
-
-def _refused(status: int, body: bytes, name: str) -> ServeError:
-    try:
-        error = msgspec.json.decode(body, type=_RefusalIn).error or _ErrorIn()
-    except msgspec.DecodeError:
-        error = _ErrorIn()
-    named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
-    text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
-    param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
-    kind = ContextLengthExceeded if ContextLengthExceeded.code in named else InvalidRequest
-    return kind(text, param=param)
-
-
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds, where the header has a number."""
-    if value is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
-        return None
-    return min(float(value), _LONGEST_WAIT_S)

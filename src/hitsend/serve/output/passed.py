@@ -1,6 +1,7 @@
 """A choice whose text comes ready from its engine: only its end is watched. The sister of `assemble.py`.
 
-Enters: deltas. Leaves: nothing. Always true: tokens are counted by the engine, so none of them is discarded here.
+Enters: deltas. Leaves: nothing. Always true: tokens are counted by the engine, so none of them is discarded here. Next:
+`../stream/sse.py`.
 """
 
 from hitsend.core.lifecycle import FinishReason

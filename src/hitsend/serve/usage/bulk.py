@@ -29,7 +29,7 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
     asked = [hold.request.request_id for hold, _, _ in holds]
     taken = dict.fromkeys(connection.scalars(select(LEDGER.c.request_id).where(LEDGER.c.request_id.in_(asked))), "")
     held = connection.execute(select(HOLDS.c.request_id, HOLDS.c.hold_id).where(HOLDS.c.request_id.in_(asked)))
-    taken |= dict(held.tuples().all())
+    taken |= {row.request_id: row.hold_id for row in held}
     fresh = []
     for hold, owner, lease_until in holds:
         if hold.request.request_id not in taken:
