@@ -103,10 +103,10 @@ class Writer:
         item.future.add_done_callback(_look_at)
 
     async def _run(self) -> None:
-        patience = 0
+        patience, loop, took_s = 0, asyncio.get_running_loop(), 0.0
         while (item := await self._queue.get()) is not None:
             if patience:
-                await asyncio.sleep(GATHER_S)
+                await asyncio.sleep(max(0.0, GATHER_S - took_s))  # a slow commit has gathered them already
             group = [item]
             while len(group) < MAX_GROUP and not self._queue.empty():
                 following = self._queue.get_nowait()
@@ -114,11 +114,13 @@ class Writer:
                     self._queue.put_nowait(None)
                     break
                 group.append(following)
+            began = loop.time()
             if await self._commit(group) is not None:
                 for alone in group:
                     error = await self._commit([alone])
                     if error is not None:
                         _give_up(alone, error)
+            took_s = loop.time() - began
             patience = PATIENCE if not self._queue.empty() else max(0, patience - 1)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
