@@ -137,7 +137,7 @@ async def check(request, api_key: str) -> UserAPIKeyAuth:
 class Spend(CustomLogger):
     def __init__(self):
         super().__init__()
-        self.file = open("spend.jsonl", "a")
+        self.file = open(FILE, "a")
 
     async def async_log_success_event(self, kwargs, response_obj, start_time, end_time):
         self.file.write(json.dumps(kwargs.get("standard_logging_object"), default=str) + "\\n")
@@ -151,7 +151,7 @@ spend = Spend()
 @contextmanager
 def litellm(port: int, upstream: int, folder: Path, binary: str) -> Iterator[Gateway]:
     """Its proxy, one worker."""
-    (folder / "edge_hooks.py").write_text(_AUTH.replace("KEY", KEY))
+    (folder / "edge_hooks.py").write_text(_AUTH.replace("KEY", KEY).replace("FILE", repr(str(folder / "spend.jsonl"))))
     (folder / "litellm.yaml").write_text(
         f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/mock\n"
         f"      api_base: http://127.0.0.1:{upstream}/v1\n      api_key: none\n"
