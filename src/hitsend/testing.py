@@ -363,7 +363,8 @@ def check_messages_stream(data: bytes, *, is_cut: bool = False) -> EventsSeen:
             seen.error = event["error"]
         elif name == "message_delta":
             _expect(not is_open and seen.last["stop_reason"] is None, "ended inside a block, or twice", event)
-            seen.last |= event["delta"] | {"usage": event["usage"], "hitsend": event["hitsend"]}
+            usage = seen.last["usage"] | event["usage"]
+            seen.last |= event["delta"] | {"usage": usage, "hitsend": event["hitsend"]}
         else:
             _expect(name == "message_stop" and bool(seen.last["stop_reason"]), "no such event now", event)
             is_over = True

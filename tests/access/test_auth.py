@@ -17,8 +17,9 @@ ALICE = KeyOwner(name="alice", user="u", app="a", org="o")
 
 
 @contextlib.asynccontextmanager
-async def access(folder):
-    database = await Database.open(database_url(None, folder))
+async def access(place):
+    """`place`: a URL, or the folder of an SQLite file."""
+    database = await Database.open(place if isinstance(place, str) else database_url(None, place))
     store = KeyStore(database, SystemClock())
     authenticator = Authenticator(store)
     try:
@@ -180,10 +181,13 @@ async def test_known_and_unknown_ids_take_the_same_way(tmp_path):
     async with access(tmp_path) as (store, authenticator):
         made = await store.create(ALICE)
         await authenticator.refresh()
-        known = _calls(lambda: authenticator._matching(f"hs_{made.id}_{'0' * 64}"))
-        unknown = _calls(lambda: authenticator._matching(f"hs_{'0' * 12}_{'0' * 64}"))
-        assert known == unknown
-        assert sum("compare_digest" in call for call in known) == 1
+        known = _calls(lambda: authenticator._matching(f"hs_{made.id}_{'0' * 64}", 0.0))
+        unknown = _calls(lambda: authenticator._matching(f"hs_{'0' * 12}_{'0' * 64}", 0.0))
+        await store.rotate(made.id, "1h")
+        await authenticator.refresh()
+        rotated = _calls(lambda: authenticator._matching(f"hs_{made.id}_{'0' * 64}", 0.0))
+        assert known == unknown == rotated
+        assert sum("compare_digest" in call for call in known) == 2, "the secret, and the one before it"
         assert len(authenticator._nobody_digest) == len((await store.load())[0].digest)
 
 
@@ -192,6 +196,7 @@ async def test_a_database_that_fails_keeps_the_last_known_keys(tmp_path):
         made = await store.create(ALICE)
         await authenticator.refresh()
         async with store._database.writing() as connection:
+            await connection.exec_driver_sql("UPDATE access_changes SET version = version + 1")
             await connection.exec_driver_sql("ALTER TABLE keys RENAME TO lost")
         task = asyncio.create_task(authenticator._keep_fresh())
         await asyncio.sleep(1.2)

@@ -89,3 +89,48 @@ async def test_a_whole_answer_says_the_same():
     }
     silent = (STARTED, Delta(0, reasoning="hm"), end(0, FinishReason.LENGTH), COMPLETED)
     assert (await Edge(*silent).chat()).json()["choices"][0]["message"]["content"] is None
+
+
+def allowed(mode: Any, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_the_allowed_tools_are_left(mode: Any):
+    request = parse(tools=TOOLS, tool_choice=allowed(mode, "g"))
+    assert request.tools == (Tool("g"),)
+    assert request.tool_choice == ToolChoice(mode)
+    every = parse(tools=TOOLS, tool_choice=allowed(mode, "g", "f", "g"))
+    assert [tool.name for tool in every.tools] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("auto", "nobody"), "tool_choice.allowed_tools.tools[0]"),
+        (allowed("auto", "f", "nobody"), "tool_choice.allowed_tools.tools[1]"),
+        (allowed("auto"), "tool_choice.allowed_tools.tools"),
+        (allowed("none", "f"), "tool_choice.allowed_tools.mode"),
+        (allowed(None, "f"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (allowed("auto", "f") | {"function": {"name": "f"}}, "tool_choice.allowed_tools"),
+        (
+            {"type": "function", "function": {"name": "f"}} | {"allowed_tools": {"mode": "auto", "tools": []}},
+            "tool_choice",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [allowed("auto", "f")]}},
+            "tool_choice.allowed_tools.tools[0]",
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+            "tool_choice.allowed_tools.tools[0].name",
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.mode"),
+    ],
+)
+def test_a_bad_set_of_allowed_tools_is_named(choice: Any, param: str):
+    with pytest.raises(InvalidRequest) as refused:
+        parse(tools=TOOLS, tool_choice=choice)
+    assert refused.value.param == param

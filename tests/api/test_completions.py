@@ -7,7 +7,7 @@ import pytest
 
 from hitsend.core.errors import EngineFailed
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob
+from hitsend.core.request import Delta, PromptToken, TextLogprob
 from hitsend.serve.api.chat_request import ChatBody
 from hitsend.serve.api.completion_logprobs import LegacyLogprobs
 from hitsend.serve.api.completion_request import CHAT_ONLY, CompletionBody
@@ -95,7 +95,8 @@ def test_every_field_of_a_chat_is_either_shared_or_refused_by_name():
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"suffix": "s"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"n": 9}, "n"),
@@ -163,6 +164,54 @@ async def test_an_error_after_the_start_is_one_frame_without_an_end():
 
 async def test_an_error_before_the_start_has_a_status():
     assert (await ask(Edge(EngineFailed("gone")), stream=True)).status == 500
+
+
+def scored(token_id: int, char: str, *top: PromptToken, logprob: float | None = None, rank: int | None = None):
+    return PromptToken(token_id, TextLogprob(char, logprob or 0.0, tuple(char.encode())), logprob, rank, top)
+
+
+PROMPT = (
+    scored(104, "h"),
+    scored(
+        105, "i", scored(120, "x", logprob=-0.5, rank=1), scored(105, "i", logprob=-2.0, rank=2), logprob=-2.0, rank=2
+    ),
+)
+
+
+async def test_the_prompt_s_own_logprobs_as_vllm_writes_them():
+    edge = Edge(STARTED, Delta(0, prompt=PROMPT), text("a"), end(), text("b", 1), end(1), COMPLETED)
+    answer = (await ask(edge, n=2, prompt_logprobs=1)).json()
+    assert edge.pipeline.requests[0].prompt_logprobs == 1
+    best = {"logprob": -0.5, "rank": 1, "decoded_token": "x"}
+    mine = {"logprob": -2.0, "rank": 2, "decoded_token": "i"}
+    for choice in answer["choices"]:
+        assert choice["prompt_logprobs"] == [None, {"105": mine, "120": best}]
+        assert list(choice["prompt_logprobs"][1]) == ["105", "120"]
+        assert choice["logprobs"] is None
+    assert "prompt_logprobs" not in (await ask(Edge())).json()["choices"][0]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_an_echo_with_logprobs_has_those_of_the_prompt_first(is_stream):
+    said = Delta(index=0, text="a", logprobs=(TextLogprob("a", -0.1, (97,)),))
+    other = Delta(index=1, text="é", logprobs=(TextLogprob("é", -0.2, (0xC3, 0xA9)),))
+    edge = Edge(STARTED, Delta(0, prompt=PROMPT), said, other, end(), end(1), COMPLETED)
+    answer = await ask(edge, n=2, echo=True, logprobs=1, stream=is_stream)
+    assert edge.pipeline.requests[0].prompt_logprobs == 1
+    pieces = [c for chunk in chunks(answer.body) for c in chunk["choices"]] if is_stream else answer.json()["choices"]
+    for index, (char, logprob) in enumerate((("a", -0.1), ("é", -0.2))):
+        mine = [piece for piece in pieces if piece["index"] == index]
+        assert "".join(piece["text"] for piece in mine) == "hi" + char
+        joined = {
+            name: [value for piece in mine for value in (piece["logprobs"] or {name: []})[name]]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        assert joined == {
+            "tokens": ["h", "i", char],
+            "token_logprobs": [None, -2.0, logprob],
+            "top_logprobs": [None, {"x": -0.5, "i": -2.0}, {char: logprob}],
+            "text_offset": [0, 1, 2],
+        }
 
 
 async def test_logprobs_become_four_arrays():

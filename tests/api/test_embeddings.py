@@ -84,7 +84,7 @@ async def test_the_embedding_model_is_listed():
 
 
 async def test_without_a_model_the_error_says_what_to_set():
-    stages = EmbeddingStages(SystemClock(), None, None, None)
+    stages = EmbeddingStages(SystemClock(), None, None, None, None)
     flight = Flight("r", SystemClock())
     with pytest.raises(ModelNotFound, match="engine.embedding_model") as refused:
         await embed(EmbeddingRequest("r", "x", ("a",)), flight, stages)

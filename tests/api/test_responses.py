@@ -91,6 +91,10 @@ async def test_a_stream_has_the_events_of_openai_in_their_order_and_ends_as_the_
     assert plain(seen.last) == plain((await ask(Edge(*RICH), tools=[TOOL])).json())
 
 
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RETURNED = {"type": "function_call_output", "call_id": "c", "output": "x"}
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_cut_answer_is_incomplete_and_says_why(is_stream: bool):
     edge = Edge(STARTED, text("a"), end(reason=FinishReason.LENGTH), COMPLETED)
@@ -225,6 +229,7 @@ async def test_what_is_asked_for_reaches_the_pipeline():
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}]}, "input[0].call_id"),
+        ({"input": [CALLED, RETURNED, RETURNED]}, "input[2].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
@@ -240,7 +245,7 @@ async def test_what_is_asked_for_reaches_the_pipeline():
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"service_tier": "flex"}, "service_tier"),
+        ({"service_tier": "scale"}, "service_tier"),
         ({"include": ["x"]}, "include[0]"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),

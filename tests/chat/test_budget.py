@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
+from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request, SamplingAsked, SamplingParams
 from hitsend.serve.chat.budget import Budget, allowed_output, resolve_sampling
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
@@ -67,12 +68,21 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(num_tokens: in
         fit(request(max_tokens), num_tokens)
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
     assert str(num_tokens) in refused.value.message
-    assert str(CONTEXT) in refused.value.message
+    assert f"This model's maximum context length is {CONTEXT} tokens" in refused.value.message  # clients look for it
 
 
 def test_one_free_token_is_enough_for_one_token_of_answer():
     assert fit(request(None), CONTEXT - 1).max_tokens == 1
     assert fit(request(1), CONTEXT - 1).max_tokens == 1
+
+
+def test_an_answer_without_a_length_is_as_long_as_the_callers_levels_can_hold():
+    budget = Budget(Defaults(), lambda: 7, ceiling=200)
+    fitted = budget.fit(request(None), prompt(100), FACTS, 50)
+    assert fitted.max_tokens == 50
+    assert fitted.limits[-1] == LimitCheck("max_tokens_of_levels", 50, 50)
+    assert budget.fit(request(None), prompt(100), FACTS, 300).max_tokens == 200
+    assert budget.fit(request(None), prompt(100), FACTS).max_tokens == 200
 
 
 def test_an_answer_that_can_not_fit_is_refused_with_both_counts_and_never_lowered():
@@ -248,3 +258,18 @@ def test_more_tokens_at_least_than_fit_are_refused():
     with pytest.raises(InvalidRequest) as caught:
         fit(request(None, min_tokens=30), FACTS.cells_per_slot - 10)
     assert caught.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(("asked", "num_tokens"), [(0, 50), (1, 50), (5, 10)])
+def test_so_many_log_probabilities_of_a_prompt_may_be_asked_for(asked: int, num_tokens: int):
+    found = fit(request(5, prompt_logprobs=asked), num_tokens, max_prompt_logprobs=50)
+    assert found.sampling.prompt_logprobs == asked
+    assert found.limits[-1] == LimitCheck("max_prompt_logprobs", 50, 50)
+
+
+@pytest.mark.parametrize(("asked", "num_tokens", "value"), [(0, 51, 51), (6, 10, 60)])
+def test_too_many_log_probabilities_of_a_prompt_are_refused_with_numbers(asked: int, num_tokens: int, value: int):
+    with pytest.raises(InvalidRequest, match="prompt_logprobs: .* are .* limit 50 .*max_prompt_logprobs") as refused:
+        fit(request(5, prompt_logprobs=asked), num_tokens, max_prompt_logprobs=50)
+    assert refused.value.param == "prompt_logprobs"
+    assert f"are {value}, limit" in refused.value.message

@@ -17,6 +17,7 @@ from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source, output_source
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.engine.grammar import Compiler, grammar_text
+from hitsend.serve.output.tool_calls import ToolCallParser
 
 SPECIAL = (b"[TOOL_CALLS]", b"<|python_tag|>")
 WORDS = (b"<end>", *(bytes([i]) for i in range(256)), *SPECIAL)
@@ -142,13 +143,21 @@ def test_a_named_function_is_the_only_one():
     assert not accepts(text, "no")
 
 
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA3], ids=lambda form: form.name)
+def test_a_named_function_is_called_exactly_once(form):
+    text = compiled(request(WEATHER, NESTED, tool_choice=ToolChoice("required", ("get",))), form)
+    found = [answer for seed in range(12) if (answer := written(text, seed)) is not None]
+    assert found
+    assert {len(json_calls(form, answer)) for answer in found} == {1}
+
+
 def test_forced_xml_calls():
     text = compiled(request(WEATHER, NESTED, tool_choice=REQUIRED), XML)
     head = "<tool_call>\n<function=get_weather>\n<parameter=city>\n"
     rest = "</function>\n</tool_call>"
-    assert accepts(text, head + '"Bern"\n</parameter>\n<parameter=unit>\nC\n</parameter>\n' + rest)
-    assert not accepts(text, head + '"Bern"\n</parameter>\n<parameter=unit>\nK\n</parameter>\n' + rest)
-    assert not accepts(text, head + '"Bern"\n</parameter>\n' + rest)
+    assert accepts(text, head + "Bern\n</parameter>\n<parameter=unit>\nC\n</parameter>\n" + rest)
+    assert not accepts(text, head + "Bern\n</parameter>\n<parameter=unit>\nK\n</parameter>\n" + rest)
+    assert not accepts(text, head + "Bern\n</parameter>\n" + rest)
     plain = Tool("f", parameters={"properties": {"t": {"type": "string"}}, "required": ["t"]})
     text = compiled(request(plain, tool_choice=REQUIRED), XML)
     call = "<tool_call>\n<function=f>\n<parameter=t>\na <b>\n</p> c\n</parameter>\n" + rest
@@ -243,3 +252,68 @@ def test_thoughts_are_waited_for_and_bounded():
     with pytest.raises(InvalidRequest) as refused:
         spec(None, THINK, plain, is_open=True, budget=1)
     assert refused.value.param == "thinking_token_budget"
+
+
+DEFINITIONS = {"$defs": {"color": {"type": "string", "enum": ["red", "blue"]}}}
+BETWEEN_TAGS = [
+    # schema of the parameter, what may stand between the tags, what may not
+    ({"type": "string", "maxLength": 3}, ["", "ab", '"a"', "a\nb"], ["abcd"]),
+    ({"type": "string", "minLength": 2}, ["ab", "</b>"], ["a"]),
+    ({"type": "string", "pattern": "^[a-z]/[0-9]{2}$"}, ["a/12"], ["a/1", "A/12", '"a/12"']),
+    ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["abc", "null", "nul"], ["abcd", "[1]"]),
+    ({"type": ["string", "null"]}, ["abc", "null", "a[1]"], ["[1]", " {}"]),
+    ({"$ref": "#/$defs/color"}, ["red", "blue"], ['"red"', "green"]),
+    ({"enum": ["a", 1, None, [2]]}, ["a", "null", "[2]"], ["1", '"a"']),
+    ({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "integer"}]}, ["red"], ["5", '"red"']),
+    ({"type": "boolean"}, ["true"], ["yes"]),
+    ({}, ["anything [1]"], []),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), BETWEEN_TAGS, ids=str)
+def test_what_is_forced_between_tags_is_read_as_what_the_schema_allows(schema, good, bad):
+    parameters = {"type": "object", "properties": {"p": schema}, "required": ["p"]} | DEFINITIONS
+    tool = Tool("f", parameters=parameters, strict=True)
+    text = compiled(request(tool, tool_choice=REQUIRED), XML)
+    call = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"
+    for value in good:
+        assert accepts(text, call.replace("{}", value)), value
+        parser = ToolCallParser(XML, (tool,), lambda: "id")
+        left, calls = parser.feed(call.replace("{}", value))
+        assert left == ""
+        jsonschema.validate(json.loads("".join(each.arguments for each in calls)), parameters)
+    for value in bad:
+        assert not accepts(text, call.replace("{}", value)), value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "a|b"},
+        {"type": "string", "pattern": "^a|b$"},
+        {"type": "string", "format": "uuid"},
+        {"type": "string", "allOf": [{"maxLength": 3}]},
+        {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string", "pattern": "^x$"}]},
+    ],
+    ids=str,
+)
+def test_texts_that_cannot_be_forced_between_tags_are_refused_for_strict_tools(schema):
+    parameters = {"properties": {"p": schema}, "required": ["p"]}
+    with pytest.raises(InvalidRequest, match=r"f\.p"):
+        compiled(request(Tool("f", parameters=parameters, strict=True), tool_choice=REQUIRED), XML)
+    compiled(request(Tool("f", parameters=parameters), tool_choice=REQUIRED), XML)
+
+
+@pytest.mark.parametrize("name", ["a>b", " a", "'a'"])
+def test_names_that_would_be_read_as_others_are_no_parameters_between_tags(name):
+    tool = Tool("f", parameters={"properties": {name: {"type": "null"}}})
+    with pytest.raises(InvalidRequest, match="between tags"):
+        compiled(request(tool, tool_choice=REQUIRED), XML)
+
+
+def test_a_boolean_that_is_fixed_is_fixed_in_python_too():
+    tool = Tool("f", parameters={"properties": {"b": {"type": "boolean", "const": True}}, "required": ["b"]})
+    text = compiled(request(tool, tool_choice=REQUIRED), PYTHONIC)
+    assert accepts(text, "[f(b=true)]")
+    assert not accepts(text, "[f(b=False)]")
+    assert not accepts(text, "[f(b=false)]")

@@ -68,6 +68,17 @@ def test_null_content_renders_as_empty_content(thinking: Desk, chatml: Desk, con
         assert "null" not in text
 
 
+def test_calls_of_the_history_are_told_to_a_template_that_knows_none(chatml: Desk):
+    """With no tools offered any more, too: what the assistant called is part of the conversation."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":"Köln"}'}}
+    turns = (user("go"), assistant(None, tool_calls=[call, call | {"id": "c2"}]), tool("ok", tool_call_id="c1"))
+    text = chatml.text(*turns)
+    assert text.count('{"name": "f", "arguments": {"a": "Köln"}}') == 2
+    assert text.count("<tool_response>\nok\n</tool_response>") == 1
+    printing = chatml.with_template("{% for m in messages %}{{ m.role }}:{{ m.tool_calls }};{% endfor %}")
+    assert "<tool_call>" not in printing.text(*turns)
+
+
 def test_null_fields_count_as_absent(thinking: Desk):
     with_nulls = assistant("yes", tool_calls=None, reasoning_content=None, name=None)
     assert thinking.text(user("a"), with_nulls) == thinking.text(user("a"), assistant("yes"))

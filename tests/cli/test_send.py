@@ -1,6 +1,9 @@
 """`send` and `inspect` against a server on a real socket that answers as hitsend does."""
 
 import json
+import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import pytest
@@ -143,3 +146,22 @@ def test_an_answer_cannot_drive_the_terminal():
         safe("a\x1b[31mb\r\n\tc\x07")
         == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}\n\tc\N{REPLACEMENT CHARACTER}"
     )
+
+
+@pytest.mark.model
+def test_without_a_server_the_pipeline_runs_in_this_process(tmp_path):
+    """The whole command: no server at the default address, so it loads the bundled model itself."""
+    if is_taken(8000):
+        pytest.skip("somebody listens at the default address")
+    words = [sys.executable, "-m", "hitsend", "send", "Say hello.", "--max-tokens", "8", "--data", str(tmp_path)]
+    sent = subprocess.run([*words, "--json"], capture_output=True, text=True, timeout=120, check=True)
+    told = json.loads(sent.stdout)
+    assert told["answer"]
+    assert told["record"]["state"] == "finished"
+    assert told["record"]["ledger"]["completion_tokens"] <= 8
+    assert "running the pipeline in this process" in sent.stderr
+
+
+def is_taken(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

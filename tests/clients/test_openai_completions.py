@@ -142,7 +142,6 @@ def test_a_client_that_leaves_ends_all_prompts(client: openai.OpenAI, served: Se
     [
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"logprobs": 6}, "logprobs"),
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"prompt": [[1, 10**6]]}, "prompt[1]"),

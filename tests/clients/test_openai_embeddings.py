@@ -126,7 +126,7 @@ def test_a_text_has_one_vector_whatever_stands_beside_it_and_one_bill_is_written
 
 def test_nothing_is_cut_and_refusals_name_the_input(client: openai.OpenAI, embedding_server: Served) -> None:
     for asked, param, words in (
-        ({"input": ["a", "word " * 600]}, "input[1]", "602 tokens, this model takes 512"),
+        ({"input": ["a", "word " * 600]}, "input[1]", "602 tokens; this model's maximum context length is 512"),
         ({"input": ["a"] * 81}, "input", "81 elements, limit 80"),
         ({"input": ["a", ""]}, "input[1]", "empty"),
         ({"input": [[101, 30522]]}, "input", "30521"),
@@ -164,3 +164,9 @@ def test_a_killed_child_is_started_again(client: openai.OpenAI, embedding_server
     assert until(works, bool, 30)
     assert embedding_server.state()["embedder"]["restarts"] == 1
     assert embedding_server.state()["embedder"]["pid"] != pid
+
+
+def test_the_client_s_default_is_base64_and_decoded_to_the_same_numbers(client: openai.OpenAI) -> None:
+    usual = client.embeddings.create(model=PACKAGED, input=TEXTS[:2])
+    floats = client.embeddings.create(model=PACKAGED, input=TEXTS[:2], encoding_format="float")
+    assert [one.embedding for one in usual.data] == [one.embedding for one in floats.data]

@@ -6,7 +6,7 @@ from hitsend.core import events as ev
 from hitsend.core.errors import ClientGone, EngineFailed
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
-from hitsend.core.request import SamplingParams
+from hitsend.core.request import Delta, SamplingParams, ToolCallDelta
 
 
 class HandClock:
@@ -110,3 +110,24 @@ def test_events_that_are_read_late_belong_to_the_record_but_not_to_the_state() -
     flight.record(ev.Released(100.030, 0))
     assert flight.state is State.CANCELLED
     assert [type(event) for event in flight.events()][-3:] == [ev.Queued, ev.Admitted, ev.Released]
+
+
+def test_text_thoughts_and_calls_are_captured_apart_and_only_where_asked() -> None:
+    pieces = (
+        Delta(0, reasoning="hm"),
+        Delta(0, text="a", reasoning="m"),
+        Delta(1, text="other"),
+        Delta(0, tool_calls=(ToolCallDelta(0, "c1", "f", '{"x"'), ToolCallDelta(0, arguments=": 1}"))),
+        Delta(0, text="b", tool_calls=(ToolCallDelta(1, "c2", "g", "{"),)),
+    )
+    kept, silent = (Flight("r", HandClock(), keep_text=keeps) for keeps in (True, False))
+    for piece in pieces:
+        kept.capture_output(piece)
+        silent.capture_output(piece)
+    shown = kept.snapshot()
+    assert shown["output_text"] == {"0": "ab", "1": "other"}
+    assert shown["output_reasoning"] == {"0": "hmm"}
+    assert shown["output_tool_calls"] == {
+        "0": [{"id": "c1", "name": "f", "arguments": '{"x": 1}'}, {"id": "c2", "name": "g", "arguments": "{"}]
+    }
+    assert not [name for name in silent.snapshot() if name.startswith("output_")]

@@ -3,8 +3,10 @@ import os
 import stat
 import subprocess
 import sys
+from importlib.resources import files
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import select
@@ -57,7 +59,7 @@ async def test_a_failed_write_leaves_no_trace(tmp_path):
     async def fail():
         async with database.writing() as connection:
             await connection.exec_driver_sql(
-                "INSERT INTO keys VALUES ('k', 's', 'd', 'n', null, null, null, 1.0, null)"
+                "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
             )
             raise KeyError
 
@@ -121,3 +123,25 @@ async def test_processes_that_create_it_at_once_all_succeed_and_later_ones_skip_
     assert [process.returncode for process in racing] == [0] * 4
     later = await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
     assert (await asyncio.wait_for(later.communicate(), 60))[0] == b"False\n"
+
+
+def _downgrade(connection, revision):
+    config = migrate._config(str(files("hitsend.serve.database") / "migrations"))
+    config.attributes["connection"] = connection
+    command.downgrade(config, revision)
+
+
+async def test_keys_of_the_schema_before_stay_good_as_callers_without_limits(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+    insert = "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
+    async with database.writing() as connection:
+        await connection.run_sync(_downgrade, "0002")
+        await connection.exec_driver_sql(insert)
+    await database.close()
+    database = await Database.open(database_url(None, tmp_path))
+    async with database.reading() as connection:
+        row = (await connection.execute(select(KEYS))).mappings().one()
+        found = await connection.run_sync(lambda sync: compare_metadata(MigrationContext.configure(sync), METADATA))
+    await database.close()
+    assert (row["key_id"], row["role"], row["limits"], row["expires_at"]) == ("k", "caller", "{}", None)
+    assert found == []

@@ -38,6 +38,10 @@ def job(name: str = "r", *, prompt: int = 20, n: int = 1, max_tokens: int = 16, 
     return Job(name, ids, more.get("sampling", GREEDY), n, max_tokens, more.get("deadline_s", 60.0))
 
 
+def of(tenant: str, name: str, **more: Any) -> Job:
+    return msgspec.structs.replace(job(name, **more), tenant=(tenant,))
+
+
 async def collect(generation: Any) -> list[Any]:
     return [event async for event in generation]
 
@@ -192,6 +196,22 @@ async def test_what_can_never_fit_is_refused_with_numbers(engine_of: Callable[..
             await collect(late)
         for generation in running:
             await generation.aclose()
+
+
+async def test_a_full_queue_makes_room_for_another_tenant(engine_of: Callable[..., Any], model_path: str) -> None:
+    """The edge and the loop agree on who yields."""
+    async with engine_of(
+        model_path, EngineSettings(num_slots=1, context=256, kv_budget_bytes=0, max_waiting=2)
+    ) as engine:
+        flood = [engine.generate(of("flood", f"{i}", max_tokens=100)) for i in range(3)]
+        with pytest.raises(ServerOverloaded, match="The queue is full"):
+            engine.admit(of("flood", "more"))
+        other = await collect(engine.generate(of("other", "other", max_tokens=5)))
+        assert len(ids(other)) == 5
+        with pytest.raises(ServerOverloaded, match="made room"):
+            await collect(flood[2])
+        for generation in flood[:2]:
+            assert len(ids(await collect(generation))) == 100
 
 
 async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(

@@ -10,6 +10,7 @@ import pytest
 
 from hitsend.core.constraint import ConstraintSpec, GrammarSource
 from hitsend.core.request import SamplingParams
+from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.engine.grammar import MAX_CACHED, Compiler, grammar_text
 from hitsend.serve.engine.grammar_gate import GrammarGate
@@ -21,6 +22,7 @@ from hitsend.testing import FakeClock, FakeDecoder
 from tests.engine.schemas import SCHEMAS, generated
 from tests.loop.driven import Driven
 
+FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 END = 0
 MERGES = [
     '{"',
@@ -80,7 +82,8 @@ def outputs(schema, seeds=(1, 2, 3)):
     """The finished outputs for a schema."""
     check_schema(schema, "response_format")
     machine = Machine()
-    machine.handle(submit("r", ConstraintSpec(grammar_text(GrammarSource("json_schema", schema))), seeds))
+    grammar = grammar_text(GrammarSource("json_schema", enforceable(schema)))
+    machine.handle(submit("r", ConstraintSpec(grammar), seeds))
     machine.run()
     done = [machine.done["r", choice] for choice in range(len(seeds))]
     assert {each.reason for each in done} <= {"stop", "length"}, (schema, done)
@@ -92,7 +95,7 @@ def test_what_finishes_validates(schema):
     found = outputs(schema)
     assert found
     for output in found:
-        jsonschema.Draft202012Validator(schema).validate(json.loads(output))
+        jsonschema.Draft202012Validator(schema, format_checker=FORMATS).validate(json.loads(output))
 
 
 @pytest.mark.slow
@@ -106,6 +109,23 @@ def test_what_finishes_validates_for_generated_schemas(block):
         for output in found:
             jsonschema.Draft202012Validator(schema).validate(json.loads(output))
     assert finished >= 60
+
+
+def accepts(schema, text):
+    matcher = compiler().matcher(grammar_text(GrammarSource("json_schema", enforceable(schema))))
+    for byte in text.encode():
+        if matcher.forbidden()[1 + byte]:
+            return False
+        matcher.accept(1 + byte)
+    return matcher.is_complete or not matcher.forbidden()[END]
+
+
+@pytest.mark.parametrize("pattern", ['^[^"]$', '^[^"\\\\]+$', '^[^\\n"]$', '^(a|[^"])$', "^[^ -~]$", '^\\w|[^"a-z]$'])
+def test_a_class_without_the_quote_takes_no_quote(pattern):
+    """The library takes a class of all control characters for one that has the quote and the backslash in it."""
+    schema = {"type": "string", "pattern": pattern}
+    assert not accepts(schema, '"\\""')
+    assert accepts(schema, '"é"')
 
 
 @pytest.mark.parametrize(

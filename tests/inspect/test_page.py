@@ -26,6 +26,7 @@ class Stub:
 
     def __init__(self):
         self.key = None
+        self.is_caller = False
         self.records = {"req-1": record(), "req/2?": record(request_id="req/2?", model=HOSTILE, error=None)}
         self.url = ""
 
@@ -34,6 +35,8 @@ class Stub:
         return web.FileResponse(WEB / name, headers={"content-security-policy": POLICY})
 
     async def state(self, request):
+        if self.is_caller:
+            return web.json_response({"error": {"code": "permission_denied"}}, status=403)
         engine = {"pid": 4711, "model": HOSTILE, "restarts": 0}
         counts = {"running": 1, "waiting": 2, "slots_used": 1, "holds_open": 1}
         cells = {"cells_total": 100, "cells_used": 40, "cells_cached": 0}
@@ -156,6 +159,17 @@ async def test_the_page_asks_for_a_key_where_one_is_needed_and_keeps_it_in_the_t
     assert await page.run("document.querySelector('#key-form').hidden")
     assert await page.run("localStorage.length") == 0
     assert "sk-1" not in await page.run("document.documentElement.outerHTML + location.href + document.cookie")
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_key_that_may_not_see_the_server_s_state_still_sees_its_own_requests(stub, page):
+    stub.is_caller = True
+    await page.open(f"{stub.url}/inspect")
+    await page.until("document.querySelectorAll('#requests tbody tr').length === 2")
+    await page.until("document.querySelector('#status').textContent === 'live'")
+    assert "not shown" in await page.run("document.querySelector('#state').textContent")
+    assert await page.run("document.querySelector('#key-form').hidden")
 
 
 def test_the_page_is_whole_without_anything_from_elsewhere():

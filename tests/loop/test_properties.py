@@ -51,6 +51,7 @@ def draw_submit(rng, request_id):
         max_tokens=rng.choice([0, 1, 2]) if rng.random() < 0.15 else rng.randint(5, 40),
         deadline_s=rng.choice([0.05, 100.0, 100.0, 100.0]),
         tier=rng.randrange(3),
+        tenant=rng.choice([(), ("a", "x"), ("a", "y"), ("b", "x")]),
     )
 
 
@@ -209,7 +210,7 @@ def test_whoever_is_admitted_finishes_while_others_keep_coming(seed):
 def test_the_scenarios_reach_what_they_are_for():
     """Guards the properties above against becoming empty: preemptions, moves and every kind of ending do occur."""
     preemptions, moves, copies, endings = 0, 0, 0, Counter()
-    for seed in range(40):
+    for seed in range(80):
         rng = random.Random(seed)
         driven = Fickle(draw_sizes(rng))
         names = {name for name, _ in play(driven, draw_events(rng, 12))}

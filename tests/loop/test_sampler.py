@@ -67,6 +67,7 @@ def test_a_tiny_temperature_and_top_k_1_are_greedy(params):
     min_p=st.sampled_from([0.0, 0.07, 0.4]),
 )
 def test_frequencies_are_the_probabilities_of_the_definition(row, temperature, top_k, top_p, min_p):
+    row = np.round(row, 3)  # what nearly ties is a matter of rounding: ties are exact here
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = reference(row, params)
     for sway in (1 - 1e-4, 1 + 1e-4):  # where a filter's edge falls on a rounding error there is nothing to compare

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from hitsend.core import events as ev
 from hitsend.core.errors import ClientGone
 from hitsend.core.lifecycle import State
+from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
+from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.account import Account
 from hitsend.serve.engine.protocol import Produced
 from hitsend.serve.usage.ledger import Settlement
@@ -27,6 +30,7 @@ REQUEST = HoldRequest(
     input_tokens=31,
     output_tokens=300,
 )
+QUOTA = MemoryQuota(FakeClock(), None)  # type: ignore[arg-type]  # no budgets
 
 
 class KeptLedger:
@@ -67,7 +71,7 @@ class CutOff:
 async def _cut_off(ledger: KeptLedger, flight: Flight, *unread: Any) -> None:
     """Live through a request whose client leaves while it waits, and whose generation has this left to say."""
     flight.state = State.PREPARED
-    async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+    async with Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA) as account:  # type: ignore[arg-type]
         flight.record(ev.Queued(0.0, 1, 0))
         account.watch(CutOff(*unread), [])  # type: ignore[arg-type]  # a small ledger
         flight.fail(ClientGone("gone"))
@@ -93,6 +97,24 @@ async def test_a_record_that_breaks_does_not_cost_the_row() -> None:
     assert [settled.reason for settled in ledger.settled] == ["client_gone"]
 
 
+async def test_a_record_that_breaks_keeps_no_place_on_any_level() -> None:
+    level = Level("key", ("k1",), Limits(parallel_requests=1, input_tokens_per_minute=31))
+    request = msgspec.structs.replace(REQUEST, principal=Principal(key_id="k1", levels=(level,)))
+    quota = MemoryQuota(FakeClock(), None)  # type: ignore[arg-type]  # no budgets
+    flight = Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+
+    async def work() -> None:
+        async with Account(KeptLedger(), request, flight, FakeClock(), quota=quota) as account:  # type: ignore[arg-type]
+            account.watch(CutOff(LookupError("a bug")), [])  # type: ignore[arg-type]  # a small ledger
+            assert quota.num_open == 1
+
+    with pytest.raises(LookupError):
+        await work()
+    assert quota.num_open == 0
+    assert [type(event) for event in flight.events()][:2] == [ev.LimitsChecked, ev.Reserved]
+
+
 async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what_was_computed() -> None:
     """A write to a client that left fails in the work itself, and then the watch over the client cancels that work."""
     ledger, flight = KeptLedger(), Flight("req_1", FakeClock())
@@ -100,7 +122,7 @@ async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what
     is_ending = asyncio.Event()
 
     async def work() -> None:
-        async with Account(ledger, REQUEST, flight, FakeClock()) as account:  # type: ignore[arg-type]  # a small ledger
+        async with Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA) as account:  # type: ignore[arg-type]
             account.watch(CutOff(close_s=0.05), [])  # type: ignore[arg-type]  # a small ledger
             is_ending.set()
             raise ClientGone("the client could not be reached")

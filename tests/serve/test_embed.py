@@ -5,12 +5,18 @@ import asyncio
 import pytest
 
 from hitsend.core.embedding import EmbeddingRequest
-from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound
+from hitsend.core.errors import ContextLengthExceeded, EngineFailed, InvalidRequest, ModelNotFound, RateLimitExceeded
+from hitsend.core.events import Step
 from hitsend.core.lifecycle import State
+from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
+from hitsend.core.request import Principal
+from hitsend.serve.access.memory import MemoryQuota
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.usage.report import Spending
 from hitsend.settings import PriceSettings
 from tests.usage.storage import storage
 
@@ -25,22 +31,41 @@ class ScriptedEmbedder:
     def __init__(self, fails_at: int | None = None, how: object = None) -> None:
         self.fails_at, self.how = fails_at, how
         self.batches: list[int] = []
+        self.is_stopped = asyncio.Event()
+        self.is_computing = True
+        self.breaks = False
 
     async def tokenize(self, texts):
         return tuple((1,) * len(text) for text in texts)
 
-    async def embed(self, inputs, dimensions):
-        if len(self.batches) == self.fails_at:
-            if isinstance(self.how, Exception):
-                raise self.how
-            await self.how.wait()
-        self.batches.append(sum(map(len, inputs)))
-        return Vectors(bytes([len(self.batches)]) * 4 * dimensions * len(inputs), 1.0, 2.0)
+    def submit(self, inputs, dimensions):
+        return ScriptedBatch(self, inputs, dimensions)
+
+
+class ScriptedBatch:
+    def __init__(self, embedder, inputs, dimensions):
+        self.embedder, self.inputs, self.dimensions = embedder, inputs, dimensions
+        self.is_last = len(embedder.batches) == embedder.fails_at
+
+    async def vectors(self):
+        embedder = self.embedder
+        if self.is_last and isinstance(embedder.how, Exception):
+            raise embedder.how
+        if self.is_last:
+            embedder.is_stopped.set()
+            await embedder.how.wait()
+            if embedder.breaks:
+                raise EngineFailed("gone")
+        embedder.batches.append(sum(map(len, self.inputs)))
+        return Vectors(bytes([len(embedder.batches)]) * 4 * self.dimensions * len(self.inputs), 1.0, 2.0)
+
+    def withdraw(self):
+        return not self.embedder.is_computing
 
 
 @pytest.fixture
 async def stored(tmp_path):
-    async with storage(tmp_path) as opened:
+    async with storage(database_url(None, tmp_path)) as opened:
         yield opened
 
 
@@ -50,7 +75,9 @@ def flying(stored) -> Flight:
 
 def stages(stored, embedder) -> EmbeddingStages:
     prices = PriceBook([PriceSettings(model="e", input=2.0, output=9.0, id="p")])
-    return EmbeddingStages(stored.clock, embedder, prices, stored.ledger)
+    return EmbeddingStages(
+        stored.clock, embedder, prices, stored.ledger, MemoryQuota(stored.clock, Spending(stored.database))
+    )
 
 
 async def test_one_row_and_vectors_in_order(stored):
@@ -80,19 +107,29 @@ async def test_what_was_computed_before_a_failure_is_billed(stored, fails_at):
     assert await stored.holds() == []
 
 
-async def test_a_cancelled_request_pays_for_its_finished_batches(stored):
+@pytest.mark.parametrize(
+    ("is_computing", "breaks", "billed", "steps"),
+    [(False, False, 6, 1), (True, False, 9, 2), (True, True, 6, 1)],
+    ids=["queued", "in the model's hands", "in its hands, and broke"],
+)
+async def test_a_cancelled_request_pays_for_what_was_computed(stored, is_computing, breaks, billed, steps):
     embedder, flight = ScriptedEmbedder(1, asyncio.Event()), flying(stored)
-    running = asyncio.create_task(
-        embed(EmbeddingRequest("r", "e", ("aaaa", "bb", "ccc")), flight, stages(stored, embedder))
-    )
-    while not embedder.batches:
-        await asyncio.sleep(0.01)
+    embedder.is_computing, embedder.breaks = is_computing, breaks
+    asked = EmbeddingRequest("r", "e", ("aaaa", "bb", "ccc", "dddddd"))
+    running = asyncio.create_task(embed(asked, flight, stages(stored, embedder)))
+    await embedder.is_stopped.wait()
     running.cancel()
+    if is_computing:
+        await asyncio.wait({running}, timeout=0.05)
+        assert not running.done(), "settled before the batch was computed"
+    embedder.how.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     (row,) = await stored.rows()
-    assert (row["prompt_tokens"], row["reason"]) == (6, "client_gone")
+    assert (row["prompt_tokens"], row["reason"]) == (billed, "client_gone")
     assert flight.state is State.CANCELLED
+    assert sum(isinstance(event, Step) for event in flight.events()) == steps
+    assert await stored.holds() == []
 
 
 @pytest.mark.parametrize(
@@ -110,3 +147,18 @@ async def test_refusals_hold_nothing(stored, request_, error, param):
     assert refused.value.param == param
     assert await stored.rows() == []
     assert await stored.holds() == []
+
+
+async def test_levels_count_embeddings_too(stored):
+    level = Level("org", ("acme",), Limits(input_tokens_per_minute=8, requests_per_minute=5))
+    caller, desk = Principal(key_id="k1", org="acme", levels=(level,)), stages(stored, ScriptedEmbedder())
+    flight = flying(stored)
+    await embed(EmbeddingRequest("r", "e", ("aaa", "bbb"), caller), flight, desk)
+    assert flight.windows.input_tokens.remaining == 2
+    assert desk.quota.num_open == 0
+    with pytest.raises(RateLimitExceeded, match="input_tokens_per_minute of org acme is 8, 2 left, 4 asked"):
+        await embed(EmbeddingRequest("r2", "e", ("aaaa",), caller), flying(stored), desk)
+    with pytest.raises(InvalidRequest, match="9 asked, .* can never pass") as refused:
+        await embed(EmbeddingRequest("r3", "e", ("aaaa", "aaaaa"), caller), flying(stored), desk)
+    assert refused.value.param == "input"
+    assert len(await stored.rows()) == 1

@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from hitsend.core.errors import InvalidRequest, ModelNotFound, ServerOverloaded
-from hitsend.core.request import Message, OutputFormat, Request
+from hitsend.core.limits import Level, Limits
+from hitsend.core.request import Message, OutputFormat, Principal, Request
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.access.memory import MemoryQuota
+from hitsend.serve.access.quota import Ask
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.formats import Formats
 from hitsend.serve.chat.presets import Defaults
@@ -18,6 +21,7 @@ from hitsend.serve.loop.messages import EngineFacts
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.settings import PriceSettings
+from hitsend.testing import FakeClock
 
 FACTS = EngineFacts(
     model="m",
@@ -52,6 +56,9 @@ BUSY = msgspec.structs.replace(IDLE, running=4, waiting=3, slots_used=4, cells_u
 FIGURES = RequestFigures(
     model="m", wall_s=3.0, queue_s=1.0, prefill_s=0.5, tpot_s=0.1, prompt_tokens=100, completion_tokens=11
 )
+
+
+QUOTA = MemoryQuota(FakeClock(), None)  # without budgets, nothing asks the ledger
 
 
 class Engine:
@@ -92,9 +99,31 @@ async def ask(engine: Engine, num_tokens: int = 20, rates: Rates | None = None, 
         prices=PriceBook([PriceSettings(model="m", input=1.0, output=3.0, id="p")]),
         wait_timeout_s=1.0,
         formats=Formats(),
+        quota=QUOTA,
     )
     request = Request("r", "m", (Message("user", "x"),), **fields)
     return await estimate(request, (), stages=stages, rates=rates or Rates(), reserve_tokens=5)
+
+
+async def test_the_buckets_after_the_hold_are_shown_and_nothing_is_taken():
+    limits = Limits(output_tokens_per_minute=61, tokens_per_request=70, requests_per_minute=2)
+    caller = Principal(levels=(Level("org", ("acme",), limits),))
+    for _ in range(3):
+        found = await ask(Engine(IDLE), n=2, principal=caller)
+        assert found.max_output_tokens == 25
+        assert [(one.level, one.name, one.value, one.limit) for one in found.buckets] == [
+            ("org acme", "requests_per_minute", 1, 2),
+            ("org acme", "output_tokens_per_minute", 50, 61),
+            ("org acme", "tokens_per_request", 70, 70),
+        ]
+        assert found.admission.refusal is None
+    await QUOTA.reserve(Ask("other", caller.levels, 1, 20, 0))
+    found = await ask(Engine(IDLE), n=2, principal=caller)
+    assert found.admission.refusal["code"] == "rate_limit_exceeded"
+    assert not found.admission.fits_now
+    assert ("org acme", "output_tokens_per_minute", 70, 61) in {
+        (one.level, one.name, one.value, one.limit) for one in found.buckets
+    }
 
 
 async def test_idle_and_nothing_measured():

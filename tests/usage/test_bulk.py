@@ -18,16 +18,16 @@ def row(one, tokens):
     return ledger_row(hold_values(one), usage, 2000.0, cost_microusd=tokens, **found)
 
 
-async def test_of_two_with_one_request_id_the_first_gets_it_also_when_tried_again(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_of_two_with_one_request_id_the_first_gets_it_also_when_tried_again(url):
+    async with storage(url) as opened:
         holds = [(hold(number, name), "me", 9.0) for number, name in enumerate(["a", "a", "b"])]
         for _ in range(2):  # the writer tries a group again
             assert await opened.database.write(lambda c: insert_holds(c, holds)) == [True, False, True]
         assert len(await opened.holds()) == 2
 
 
-async def test_a_request_that_has_a_row_gets_no_hold(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_request_that_has_a_row_gets_no_hold(url):
+    async with storage(url) as opened:
         first = hold(1, "a")
         await opened.database.write(lambda c: insert_holds(c, [(first, "me", 9.0)]))
         await opened.database.write(lambda c: end_holds(c, [row(first, 5)]))
@@ -35,8 +35,8 @@ async def test_a_request_that_has_a_row_gets_no_hold(tmp_path):
         assert await opened.database.write(lambda c: insert_holds(c, again)) == [False, True]
 
 
-async def test_rows_that_stand_stay_as_they_are(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_rows_that_stand_stay_as_they_are(url):
+    async with storage(url) as opened:
         one, two = hold(1, "a"), hold(2, "b")
         await opened.database.write(lambda c: insert_holds(c, [(one, "me", 9.0), (two, "me", 9.0)]))
         await opened.database.write(lambda c: end_holds(c, [row(one, 5)]))
@@ -46,8 +46,8 @@ async def test_rows_that_stand_stay_as_they_are(tmp_path):
         assert await opened.holds() == []
 
 
-async def test_operations_and_bulks_share_a_transaction(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_operations_and_bulks_share_a_transaction(url):
+    async with storage(url) as opened:
         ledger = opened.ledger
 
         async def live(number):

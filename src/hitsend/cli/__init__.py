@@ -3,8 +3,8 @@
 Enters: arguments. Leaves: an exit status; answers and `--json` documents on stdout, everything for the eye on stderr.
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
-a stage.
-Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `inspect.py`, `config.py`, `keys.py`, `usage.py`.
+a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `inspect.py`, `config.py`, `keys.py`,
+`orgs.py`, `usage.py`.
 """
 
 import importlib
@@ -22,7 +22,11 @@ COMMANDS = {
     "send": "Ask one question; show the answer and where its time went.",
     "chat": "Talk with the model in this terminal.",
     "inspect": "Show one request's flight record, or list the recent ones.",
-    "keys": "Create, list and revoke API keys.",
+    "keys": "Create, list, change, rotate and revoke API keys.",
+    "orgs": "Organisations: what is granted to them.",
+    "apps": "Applications: what is granted to them.",
+    "users": "Users: what is granted to them.",
+    "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "config": "Show every setting and where its value came from.",
 }

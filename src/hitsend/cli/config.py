@@ -2,7 +2,7 @@
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
 prints (a test compares them), meanings are the docstrings in `settings.py`, and no password is printed.
-Next: `settings.py`.
+Next: `settings_source.py`.
 """
 
 import ast
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hitsend import settings
 from hitsend.cli import options
-from hitsend.settings import Loaded, described, fields, shown
+from hitsend.settings_source import Loaded, described, fields, shown
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show every setting and where it came from."

@@ -112,6 +112,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
         cells = record["cells"]
         lines.append(f"cells    {cells['before']} used before, {cells['held']} held, {cells['after']} used after")
     if record["limits"]:
-        checks = (f"{check['name']} {check['value']}/{check['limit']}" for check in record["limits"])
+        named = ((" of ".join(filter(None, (c["name"], c.get("level")))), c) for c in record["limits"])
+        checks = (f"{name} {check['value']}/{check['limit']}" for name, check in named)
         lines.append("limits   " + ", ".join(checks))
     return lines

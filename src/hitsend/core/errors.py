@@ -156,7 +156,7 @@ class LimitError(ServeError):
 
 
 class RateLimitExceeded(LimitError):
-    """A per-minute or parallel limit is used up; `retry_after_s` is enough."""
+    """A per-minute or parallel limit is used up; `retry_after_s` is enough (of parallel requests: a suggestion)."""
 
 
 class InsufficientQuota(LimitError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.limits import LevelCheck
 from hitsend.core.request import SamplingParams
 
 
@@ -96,6 +97,12 @@ class Fitted(Event, frozen=True):
     limits: tuple[LimitCheck, ...]
     sampling: SamplingParams
     sources: dict[str, str]
+
+
+class LimitsChecked(Event, frozen=True):
+    """All limits of all levels were tested in one step; one whose value is over its limit is why it was refused."""
+
+    limits: tuple[LevelCheck, ...]
 
 
 class Reserved(Event, frozen=True):
@@ -281,6 +288,7 @@ AnyEvent = (
     | Rendered
     | Tokenized
     | Fitted
+    | LimitsChecked
     | Reserved
     | Routed
     | Queued

@@ -52,6 +52,16 @@ class Level(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     limits: Limits = Limits()
 
+    @property
+    def key(self) -> tuple[LevelKind, tuple[str, ...]]:
+        """What tells it from every other level, whatever its limits are."""
+        return (self.kind, self.path)
+
+    @property
+    def title(self) -> str:
+        """As errors and records name it: `global`, `org acme`, `app acme/bot`, `user acme/bot/ann`, `key k1`."""
+        return f"{self.kind} {'/'.join(self.path)}" if self.path else self.kind
+
 
 class RateWindow(msgspec.Struct, frozen=True):
     """The tightest of the levels for one rate: its limit, what is left, and seconds until it would be full again."""
@@ -61,9 +71,22 @@ class RateWindow(msgspec.Struct, frozen=True):
     reset_s: float
 
 
+class LevelCheck(msgspec.Struct, frozen=True):
+    """One limit of one level that was tested: `value` is what is in use together with this request.
+
+    Units are the limit's own: requests, tokens, micro-dollars. A value over the limit is why a request was refused.
+    """
+
+    level: str
+    name: LimitName
+    value: int
+    limit: int
+
+
 class RateWindows(msgspec.Struct, frozen=True):
-    """What `x-ratelimit-*` tells; None where no level limits it."""
+    """What `x-ratelimit-*` tells; None where no level limits it. `checks`: all that was tested, for the record."""
 
     requests: RateWindow | None = None
     input_tokens: RateWindow | None = None
     output_tokens: RateWindow | None = None
+    checks: tuple[LevelCheck, ...] = ()

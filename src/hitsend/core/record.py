@@ -14,11 +14,20 @@ from hitsend.core import events as ev
 from hitsend.core.clock import Clock
 from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
-from hitsend.core.request import Principal, Usage
+from hitsend.core.limits import RateWindows
+from hitsend.core.request import Delta, Principal, Usage
 from hitsend.core.segments import Timeline
 
 _MAX_GAPS = 4096
 """Times between tokens kept for the metrics: more than that of one request say nothing new."""
+
+
+class CapturedCall(msgspec.Struct):
+    """A call as the model wrote it; `arguments` is text, which need not be whole where the answer was cut off."""
+
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
 
 
 class Flight:
@@ -29,6 +38,7 @@ class Flight:
         self.keep_text = keep_text
         self.state = State.RECEIVED
         self.principal = Principal()
+        self.windows = RateWindows()
         self.model: str | None = None
         self.engine: str | None = None
         self.finish_reason: str | None = None
@@ -42,6 +52,8 @@ class Flight:
         self.first_token_at: float | None = None
         self.token_gaps_s: list[float] = []
         self.output_text: dict[int, list[str]] = {}
+        self.output_reasoning: dict[int, list[str]] = {}
+        self.output_calls: dict[int, dict[int, CapturedCall]] = {}
         self.cells_total: int | None = None
         self._clock = clock
         self._max_steps = max_steps
@@ -93,10 +105,19 @@ class Flight:
         """A write to the client had to wait."""
         self._timeline.add("client_blocked", started_at, ended_at)
 
-    def capture_output(self, choice: int, text: str) -> None:
-        """Keep output text, where capture is on."""
-        if self.keep_text and text:
-            self.output_text.setdefault(choice, []).append(text)
+    def capture_output(self, delta: Delta) -> None:
+        """Keep the answer's text, its thoughts and its calls, each apart, where capture is on."""
+        if not self.keep_text:
+            return
+        if delta.text:
+            self.output_text.setdefault(delta.index, []).append(delta.text)
+        if delta.reasoning:
+            self.output_reasoning.setdefault(delta.index, []).append(delta.reasoning)
+        for piece in delta.tool_calls:
+            calls = self.output_calls.setdefault(delta.index, {})
+            call = calls.setdefault(piece.index, CapturedCall())
+            call.id, call.name = call.id or piece.id, call.name or piece.name
+            call.arguments += piece.arguments
 
     def close(self) -> None:
         """Stop the clock. Later events are still kept but no longer change the wall time."""
@@ -153,8 +174,14 @@ class Flight:
             "cells": self._cells(),
             "ledger": self.ledger,
         }
-        if self.output_text:
-            record["output_text"] = {str(choice): "".join(parts) for choice, parts in self.output_text.items()}
+        for name, kept in (("output_text", self.output_text), ("output_reasoning", self.output_reasoning)):
+            if kept:
+                record[name] = {str(choice): "".join(parts) for choice, parts in kept.items()}
+        if self.output_calls:
+            shown = self.output_calls.items()
+            record["output_tool_calls"] = {
+                str(choice): [msgspec.to_builtins(call) for call in calls.values()] for choice, calls in shown
+            }
         return record
 
     def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
@@ -184,7 +211,7 @@ class Flight:
     def _limits(self) -> list[dict[str, Any]]:
         checks: list[dict[str, Any]] = []
         for _, event in self._events:
-            if isinstance(event, ev.Parsed | ev.Fitted):
+            if isinstance(event, ev.Parsed | ev.Fitted | ev.LimitsChecked):
                 checks.extend(msgspec.to_builtins(event.limits))
         return checks
 

@@ -18,7 +18,8 @@ Role = Literal["admin", "reader", "caller"]
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who is calling. `key_id` is None for the anonymous local principal (nor has one a caller known by a JWT).
+    """Who is calling. `key_id` is None for the anonymous local principal; for a caller known by a JWT it is made from
+    the token's issuer and subject (`jwt_…`), so that what it did is its own.
 
     `levels` are those with limits, from global down to the key; `models` and `endpoints` are what it may use (None:
     all; endpoints as route templates); `tier` is its class of service, 0 is served first; `max_tier` the best it may
@@ -36,6 +37,11 @@ class Principal(msgspec.Struct, frozen=True):
     endpoints: tuple[str, ...] | None = None
     tier: int = 1
     max_tier: int = 1
+
+    @property
+    def tenant(self) -> tuple[str, ...]:
+        """Whom the engine works for, from the outermost level to the innermost; "" where unknown."""
+        return (self.org or "", self.app or "", self.user or "", self.key_id or "")
 
     @property
     def is_anonymous(self) -> bool:
@@ -81,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     dry_multiplier 0 and xtc_probability 0 mean "off".
     `seed` is always set: a fresh one is drawn where the client gave none, and the record shows it.
     `logit_bias` is (token id, bias in -100..100) pairs; `top_logprobs` is 0..20 and only read when `logprobs` is true.
+    `prompt_logprobs` (0..20) wants a log-probability of every prompt token and so many alternatives to each.
     `stop_token_ids` end the output as the model's own end tokens do; none of both is sampled before `min_tokens`, and
     with `ignore_eos` the model's own never are.
     """
@@ -106,6 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -136,7 +144,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True):
     """One request. `max_tokens` None means "as much as fits"; `warnings` lists fields accepted without effect.
 
-    `tier` is the class of service asked for (0 is served first), None: the principal's own.
+    `tier` is the class of service asked for (0 is served first), None: the principal's own; `names_tier`: the answer
+    names the one that was used.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     """
 
@@ -148,6 +157,7 @@ class Request(msgspec.Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
@@ -170,7 +180,13 @@ class Request(msgspec.Struct, frozen=True):
     thinking_token_budget: int | None = None
     reasoning_effort: str | None = None
     tier: int | None = None
+    names_tier: bool = False
     prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def served_tier(self) -> int:
+        """The tier in which it is served."""
+        return self.principal.tier if self.tier is None else self.tier
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -202,6 +218,16 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
+    """One prompt token: its logprob after what stood before it, its rank (1: the likeliest), and the best tokens there
+    in falling order."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[TokenLogprob, ...] = ()
+
+
 class TextLogprob(msgspec.Struct, frozen=True):
     """A token as clients see it: text (with U+FFFD where bytes are no text), its exact bytes, its logprob,
     alternatives."""
@@ -210,6 +236,16 @@ class TextLogprob(msgspec.Struct, frozen=True):
     logprob: float
     bytes: tuple[int, ...]
     top: tuple["TextLogprob", ...] = ()
+
+
+class PromptToken(msgspec.Struct, frozen=True):
+    """A prompt token as clients see it; the first one has no logprob. `top`: the likeliest, with ranks 1, 2, …"""
+
+    token_id: int
+    text: TextLogprob
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple["PromptToken", ...] = ()
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -239,8 +275,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
 
-    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `has_more`: the next delta is
-    there already, so that both may be written at once.
+    `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `prompt`, where it was asked for:
+    the tokens of the prompt, all at once, on the first choice of each prompt and before anything else of its choices.
+    `has_more`: the next delta is there already, so that both may be written at once.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -252,6 +289,7 @@ class Delta(msgspec.Struct, frozen=True):
     matched_stop: str | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt: tuple[PromptToken, ...] = ()
     has_more: bool = False
 
 

@@ -17,16 +17,17 @@ from typing import Any, Self
 import msgspec
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import ClientGone, Ended, ServeError, StorageFailed
-from hitsend.core.events import ChoiceFinished, Reserved, Settled
+from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
+from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
 from hitsend.core.record import Flight
 from hitsend.core.request import Delta, Usage
-from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, Tokens
+from hitsend.serve.access.quota import Ask, Quota, Used
+from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, PromptScored, Tokens
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.output.passed import PassedChoice
 from hitsend.serve.usage.ledger import Ledger, Settlement
 from hitsend.serve.usage.meter import ChoiceCounts, Metered, Outcome, PromptCounts, meter
-from hitsend.serve.usage.pricing import cost_microusd
+from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 from hitsend.serve.usage.rows import Hold, HoldRequest
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,22 @@ _NOTHING = Produced(prompt_tokens=0, output_tokens=())
 
 
 class Account:
-    """One request's hold and bill."""
+    """One request's hold and bill. `input_param`: the field to blame when the input alone is more than a limit."""
 
-    def __init__(self, ledger: Ledger, request: HoldRequest, flight: Flight, clock: Clock) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        request: HoldRequest,
+        flight: Flight,
+        clock: Clock,
+        *,
+        quota: Quota,
+        input_param: str = "messages",
+    ) -> None:
         self._ledger = ledger
+        self._quota = quota
+        self._input_param = input_param
+        self._is_counted = False
         self._request = request
         self._flight = flight
         self._clock = clock
@@ -47,8 +60,14 @@ class Account:
         self._choices: Sequence[Assembler | PassedChoice] = ()
 
     async def __aenter__(self) -> Self:
-        """Reserve. Raises what `Ledger.reserve` raises; then there is nothing to settle."""
-        self._hold = await self._ledger.reserve(self._request)
+        """Reserve: first what counts in memory, then the durable hold. Raises what `Quota.reserve` and `Ledger.reserve`
+        raise; then nothing is held anywhere."""
+        await self._reserve_limits()
+        try:
+            self._hold = await self._ledger.reserve(self._request)
+        except BaseException:
+            await _to_its_end(self._give_back(Used(requests=0)))
+            raise
         self._flight.record(
             Reserved(
                 hold_id=self._hold.hold_id,
@@ -60,6 +79,30 @@ class Account:
         )
         return self
 
+    async def _reserve_limits(self) -> None:
+        request = self._request
+        levels = request.principal.levels
+        if not levels:
+            return
+        held = held_microusd(request.price, request.input_tokens, request.output_tokens)
+        ask = Ask(
+            request.request_id, levels, request.input_tokens, request.output_tokens, held, input_param=self._input_param
+        )
+        try:
+            left = await self._quota.reserve(ask)
+            self._is_counted = True
+        except LimitError as error:
+            if error.windows is not None:
+                self._flight.record(LimitsChecked(error.windows.checks))
+            raise
+        self._flight.windows = left
+        self._flight.record(LimitsChecked(left.checks))
+
+    async def _give_back(self, used: Used) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            await self._quota.settle(self._request.request_id, used)
+
     def watch(self, generation: Generation, choices: Sequence[Assembler | PassedChoice]) -> None:
         """Bill this generation, and close it at the block's end; without it the hold is settled with nothing used."""
         self._generation, self._choices = generation, choices
@@ -68,7 +111,13 @@ class Account:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Make the engine let go, then settle with what was really computed."""
-        await _to_its_end(self._settle(error))
+        await _to_its_end(self._end(error))
+
+    async def _end(self, error: BaseException | None) -> None:
+        try:
+            await self._settle(error)
+        finally:
+            await self._give_back(Used())  # for when settling broke before it knew the counts
 
     async def _settle(self, error: BaseException | None) -> None:
         assert self._hold is not None
@@ -81,8 +130,9 @@ class Account:
             metered.usage, reason, discarded_tokens=metered.discarded_tokens, is_estimate=self._is_estimate
         )
         writing = self._ledger.settle(self._hold, settlement)  # before all that could fail: now nothing can lose it
-        await self._read_the_rest()
         cost = cost_microusd(self._request.price, metered.usage)
+        await self._give_back(Used(metered.usage.prompt_tokens, metered.usage.completion_tokens, cost))
+        await self._read_the_rest()
         self._note_choices(reason)
         self._flight.usage = metered.usage
         self._flight.finish_reason = self._flight.finish_reason or reason
@@ -98,7 +148,7 @@ class Account:
         if self._generation is None:
             return
         async for event in self._generation:
-            if not isinstance(event, Tokens | ChoiceDone | Delta):
+            if not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta):
                 self._flight.record(event)
 
     def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:

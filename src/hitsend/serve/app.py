@@ -13,11 +13,9 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,34 +25,28 @@ import uvloop
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
-from hitsend.serve.access.auth import Authenticator, is_loopback
-from hitsend.serve.access.store import KeyStore
+from hitsend.serve.access.auth import is_loopback
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
-from hitsend.serve.chat.text import TextChild
-from hitsend.serve.database.connection import Database, database_url
-from hitsend.serve.database.writer import Writer
-from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
-from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
+from hitsend.serve.children import Children, start_children
+from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.stores import Stores, open_stores
 from hitsend.serve.stream.connection import Connection
-from hitsend.serve.upstreams import OwnText, build_upstreams
-from hitsend.serve.usage.ledger import Ledger
+from hitsend.serve.upstreams import OwnText
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
-from hitsend.serve.usage.records import RecordStore
-from hitsend.serve.usage.responses import ResponseStore
 from hitsend.serve.watch import Watch
-from hitsend.settings import Loaded, Settings
+from hitsend.settings import Settings
+from hitsend.settings_source import Loaded
 
 logger = logging.getLogger(__name__)
 
@@ -108,33 +100,29 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
 
 
 @asynccontextmanager
-async def built(settings: Settings) -> AsyncGenerator[Services]:
-    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+async def built(
+    settings: Settings,
+    children: Callable[[Settings, SystemClock, Metrics, AsyncExitStack], Awaitable[Children]] = start_children,
+) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError.
+
+    `children`: who computes; the crash drills put a script in their place.
+    """
     clock = SystemClock()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        stores = await _open_stores(settings, clock, stack)
-        found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(_find_model, settings)
-        text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
-        stack.push_async_callback(text.stop)
-        upstreams = build_upstreams(settings, clock, metrics.observe_upstream)
-        if found is not None and found.name in upstreams.by_model:
-            raise ConfigError(f"engines: {found.name!r} is the embedded model's name (engine.alias gives it another)")
-        engine = None if found is None else _embedded(settings, found, clock, metrics)
-        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
-        starting = [part for part in (*upstreams.engines, engine, embedder) if part is not None]
-        for part in starting:
-            stack.push_async_callback(part.stop)
-        await asyncio.gather(text.start(), *(part.start() for part in starting))
-        names = () if found is None or engine is None else _names(found, text, engine)
+        stores = await open_stores(settings, clock, stack)
+        started = await children(settings, clock, metrics, stack)
+        text, names, upstreams = started.text, started.names, started.upstreams
         formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
         stages = Stages(
             clock=clock,
             text=text,
-            budget=_budget(settings, found, text, names),
-            engines=({found.name: engine} if found and engine else {}) | upstreams.by_model,
+            budget=_budget(settings, started),
+            engines=started.engines,
             prices=PriceBook((*upstreams.prices, *settings.prices)),
             ledger=stores.ledger,
+            quota=stores.quota,
             wait_timeout_s=settings.engine.wait_timeout_s,
             formats=formats,
             markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
@@ -144,86 +132,33 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
-        watch = Watch(settings, stages, embedded=engine, stores=(stores.writer, stores.records), metrics=metrics)
-        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger)
+        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics)
+        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
 
 
-@dataclass(frozen=True)
-class _Stores:
-    """What is kept on disk."""
-
-    writer: Writer
-    records: RecordStore
-    ledger: Ledger
-    auth: Authenticator
-    responses: ResponseStore
-
-
-async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
-    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    stack.push_async_callback(database.close)
-    writer = Writer(database)
-    writer.start()
-    stack.push_async_callback(writer.stop)
-    ledger = Ledger(database, writer, clock, settings.usage)
-    await ledger.start()
-    stack.push_async_callback(ledger.stop)
-    records = RecordStore(database, writer, clock, settings.record)
-    records.start()
-    stack.push_async_callback(records.stop)
-    auth = Authenticator(KeyStore(database, clock))
-    await auth.start()
-    stack.push_async_callback(auth.stop)
-    responses = ResponseStore(database, writer, clock, settings.responses)
-    responses.start()
-    stack.push_async_callback(responses.stop)
-    return _Stores(writer, records, ledger, auth, responses)
-
-
-def _find_model(settings: Settings) -> ModelFile:
-    """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
-    return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
-
-
-def _models_dir(settings: Settings) -> Path:
-    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
-
-
-def _embedded(settings: Settings, found: ModelFile, clock: SystemClock, metrics: Metrics) -> EmbeddedEngine:
-    return EmbeddedEngine(
-        settings.engine,
-        found.path,
-        clock,
-        model=found.name,
-        pause_tokens=settings.stream.pause_tokens,
-        on_step=metrics.observe_step,
-    )
-
-
-def _budget(settings: Settings, found: ModelFile | None, text: TextChild, names: tuple[str, ...]) -> Budget:
+def _budget(settings: Settings, started: Children) -> Budget:
     defaults = Defaults()
-    if found is not None:
+    if started.found is not None:
         defaults = resolve_defaults(
-            names,
-            text.metadata,
+            started.names,
+            started.text.metadata,
             settings=settings.models,
-            generation_config=found.generation_config,
-            thinking_default=text.facts.thinking_default,
+            generation_config=started.found.generation_config,
+            thinking_default=started.text.facts.thinking_default,
         )
-    return Budget(defaults=defaults, draw=partial(secrets.randbits, SEED_BITS), ceiling=settings.access.max_tokens)
-
-
-def _names(found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> tuple[str, ...]:
-    """Everything that the model is called."""
-    return (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
+    return Budget(
+        defaults=defaults,
+        draw=partial(secrets.randbits, SEED_BITS),
+        ceiling=settings.access.max_tokens,
+        max_prompt_logprobs=settings.access.max_prompt_logprobs,
+    )
 
 
 def _services(
     settings: Settings,
     stages: Stages,
-    stores: _Stores,
+    stores: Stores,
     *,
     flights: Flights,
     watch: Watch,
@@ -254,6 +189,8 @@ def _services(
         embedding_model=embeds,
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
+        admin=stores.admin,
+        shed=stores.quota.shed,
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 

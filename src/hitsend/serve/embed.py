@@ -2,23 +2,29 @@
 
 Enters: an `EmbeddingRequest` and the `Flight` that records it. Leaves: an `Embedded`. Always true: nothing is cut to
 fit, a text that is too long is refused with both numbers before anything is held; one hold and one row, however many
-inputs; a request that is cancelled pays for the batches that were computed; each batch is a step in the record.
+inputs; a request that is cancelled pays for the batches that were computed, the one among them that the model had in
+hand when the client left; each batch is a step in the record.
 Next: `account.py`.
 """
 
+import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
-from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound
+from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, ServeError
 from hitsend.core.events import Routed, Step, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.serve.access.quota import Quota
+from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.account import Account
 from hitsend.serve.engine.convert_minilm import PACKAGED, converted
-from hitsend.serve.engine.embedder import Embedder
+from hitsend.serve.engine.embedder import Embedder, EmbeddingBatch
+from hitsend.serve.engine.embedding_messages import Vectors
 from hitsend.serve.engine.models import resolve
 from hitsend.serve.engine.protocol import EngineEvent, Produced
 from hitsend.serve.usage.ledger import Ledger
@@ -39,6 +45,7 @@ class EmbeddingStages:
     embedder: Embedder | None
     prices: PriceBook
     ledger: Ledger
+    quota: Quota
 
 
 def find_embedder(settings: EngineSettings, models_dir: Path) -> Embedder | None:
@@ -75,14 +82,14 @@ async def embed(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStag
     )
     work = _Work()
     vectors: list[bytes] = []
-    async with Account(stages.ledger, hold, flight, stages.clock) as account:
+    account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota, input_param="input")
+    async with account:
         account.watch(work, ())
         for batch in batches(inputs, embedder.facts.max_batch_tokens, embedder.facts.max_batch_inputs):
-            answer = await embedder.embed(batch, dimensions)
+            answer = await work.compute(batch, embedder.submit(batch, dimensions))
             flight.enter(State.RUNNING)
-            work.num_tokens += sum(map(len, batch))
-            work.num_batches += 1
-            flight.record(_step(batch, work.num_batches, answer.started_at, answer.ended_at))
+            while work.steps:
+                flight.record(work.steps.popleft())
             size = dimensions * _FLOAT_BYTES
             vectors += [answer.data[at : at + size] for at in range(0, len(answer.data), size)]
     flight.enter(State.FINISHED)
@@ -113,7 +120,9 @@ def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -
         )
     if request.model != embedder.model:
         shown = request.model[:100]
-        raise ModelNotFound(f"{shown!r} is no embedding model here; served: {embedder.model}", param="model")
+        usable = embedder.model if may_use(request.principal, embedder.model) else "none"
+        raise ModelNotFound(f"{shown!r} is no embedding model here; served: {usable}", param="model")
+    check_model(request.principal, request.model, (embedder.model,))
     flight.model = request.model
     flight.record(Routed(embedder.name, request.model, "the only embedding model"))
     return embedder
@@ -137,7 +146,9 @@ async def _tokenize(request: EmbeddingRequest, flight: Flight, clock: Clock, emb
         where = "input" if len(inputs) == 1 else f"input[{index}]"
         if len(ids) > facts.max_tokens:
             raise ContextLengthExceeded(
-                f"{where}: {len(ids)} tokens, this model takes {facts.max_tokens}; nothing is cut off", param=where
+                f"{where}: {len(ids)} tokens; this model's maximum context length is {facts.max_tokens} tokens, "
+                "nothing is cut off",
+                param=where,
             )
         if any(token >= facts.vocab_size for token in ids):
             raise InvalidRequest(f"{where}: token ids of this model are 0 to {facts.vocab_size - 1}", param=where)
@@ -169,25 +180,52 @@ def _step(batch: Sequence[Ids], number: int, started_at: float, ended_at: float)
 
 
 class _Work:
-    """The counts of a running request, as the account reads them of a generation."""
+    """The counts of a running request, as the account reads them of a generation. One batch at a time.
+
+    `steps` are those that were not recorded yet; iterating gives them too, without waiting.
+    """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self.num_batches = 0
+        self._num_tokens = 0
+        self._num_batches = 0
+        self.steps: deque[Step] = deque()
+        self._in_hand: tuple[tuple[Ids, ...], EmbeddingBatch] | None = None
+
+    async def compute(self, batch: tuple[Ids, ...], order: EmbeddingBatch) -> Vectors:
+        """Wait for a batch and count it. Raises EngineError."""
+        self._in_hand = batch, order
+        return await self._finish(batch, order)
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
         return self
 
     async def __anext__(self) -> EngineEvent:
-        raise StopAsyncIteration
+        if not self.steps:
+            raise StopAsyncIteration
+        return self.steps.popleft()
 
     async def end_choice(self, choice: int) -> None:
         """There is none."""
 
     async def aclose(self) -> None:
-        """Nothing is left in the engine: each batch is waited for."""
+        """Take back the batch that still waits; one that is being computed is waited for and counted."""
+        if self._in_hand is None:
+            return
+        batch, order = self._in_hand
+        if not order.withdraw():
+            with contextlib.suppress(ServeError):  # it broke: there is nothing to count
+                await self._finish(batch, order)
+        self._in_hand = None
 
     @property
     def produced(self) -> Produced:
         """The tokens of the batches that were computed."""
-        return Produced(self.num_tokens, ())
+        return Produced(self._num_tokens, ())
+
+    async def _finish(self, batch: tuple[Ids, ...], order: EmbeddingBatch) -> Vectors:
+        answer = await order.vectors()
+        self._in_hand = None
+        self._num_tokens += sum(map(len, batch))
+        self._num_batches += 1
+        self.steps.append(_step(batch, self._num_batches, answer.started_at, answer.ended_at))
+        return answer

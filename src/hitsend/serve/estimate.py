@@ -12,11 +12,14 @@ from typing import Literal
 
 import msgspec
 
-from hitsend.core.errors import ContextLengthExceeded, ModelNotFound, ServeError
-from hitsend.core.events import LimitCheck
+from hitsend.core.errors import ContextLengthExceeded, LimitError, ModelNotFound, ServeError
+from hitsend.core.events import Fitted, LimitCheck
+from hitsend.core.limits import LevelCheck
 from hitsend.core.request import Request, Usage
+from hitsend.serve.access.quota import Ask
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
-from hitsend.serve.pipeline import Stages, constrain, hand_over
+from hitsend.serve.pipeline import Stages, constrain, count_handed_over, hand_over, longest_answer
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 
@@ -127,6 +130,7 @@ class Estimate(msgspec.Struct, frozen=True):
     times: Times
     measured: Measured
     limits: tuple[LimitCheck, ...]
+    buckets: tuple[LevelCheck, ...] = ()
     warnings: tuple[str, ...] = ()
     object: Literal["hitsend.estimate"] = "hitsend.estimate"
     guessed: tuple[str, ...] = ("times", "cost.expected_microusd")
@@ -144,22 +148,15 @@ async def estimate(
     facts, now = engine.facts, engine.state()
     prompt = await stages.text.prepare(request, max_prompt_tokens=facts.cells_per_slot)
     num_tokens, refusal, output = prompt.num_tokens, None, 0
+    buckets: tuple[LevelCheck, ...] = ()
     try:
-        fitted = stages.budget.fit(request, prompt, facts)
+        most = longest_answer(request, stages, len(prompt.prompt_token_ids))
+        fitted = stages.budget.fit(request, prompt, facts, most)
         limits, output = (*limits, *fitted.limits), fitted.max_tokens
-        engine.admit(
-            Job(
-                request_id=request.request_id,
-                prompt_token_ids=prompt.prompt_token_ids,
-                sampling=fitted.sampling,
-                n=request.n,
-                max_tokens=output,
-                deadline_s=stages.wait_timeout_s,
-                constraint=await constrain(request, prompt.prompt_token_ids, stages),
-            )
-        )
+        engine.admit(await _job(request, prompt, fitted, stages))
+        buckets = await _after_the_hold(request, stages, num_tokens, output)
     except ServeError as error:
-        refusal = error
+        refusal, buckets = error, _buckets_of(error)
         if isinstance(error, ContextLengthExceeded):
             asked = num_tokens + (request.max_tokens or 1)
             limits = (*limits, LimitCheck("prompt_and_max_tokens", asked, facts.cells_per_slot))
@@ -177,7 +174,23 @@ async def estimate(
         times=_times(admission, now, num_tokens, output, measured),
         measured=measured,
         limits=limits,
+        buckets=buckets,
         warnings=request.warnings,
+    )
+
+
+async def _job(request: Request, prompt: Prompt, fitted: Fitted, stages: Stages) -> Job:
+    """As the pipeline makes it."""
+    return Job(
+        request_id=request.request_id,
+        prompt_token_ids=prompt.prompt_token_ids,
+        sampling=fitted.sampling,
+        n=request.n,
+        max_tokens=fitted.max_tokens,
+        deadline_s=stages.wait_timeout_s,
+        constraint=await constrain(request, prompt.prompt_token_ids, stages),
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
     )
 
 
@@ -185,29 +198,47 @@ async def _elsewhere(
     request: Request, limits: tuple[LimitCheck, ...], engine: Engine, *, stages: Stages, measured: Measured
 ) -> Estimate:
     """For an upstream: what would be held for the prompt is a bound, and memory is its own affair."""
-    job, fitted = await hand_over(request, stages)
-    now, refusal = engine.state(), None
+    counted = await count_handed_over(request, stages)
+    now, refusal, output = engine.state(), None, 0
+    buckets: tuple[LevelCheck, ...] = ()
     try:
+        job, fitted = hand_over(request, stages, counted)
+        limits, output = (*limits, *fitted.limits), fitted.max_tokens
         engine.admit(job)
+        buckets = await _after_the_hold(request, stages, counted.reserved, output)
     except ServeError as error:
-        refusal = error
+        refusal, buckets = error, _buckets_of(error)
     admission = _admission(now, 1, 0, refusal)
-    reserved, output = job.num_prompt_reserved, fitted.max_tokens
     return Estimate(
         model=request.model,
         engine=EngineChoice(engine.name, WHY_THIS_ENGINE),
-        prompt_tokens=reserved,
+        prompt_tokens=counted.reserved,
         max_output_tokens=output,
         n=request.n,
         memory=Memory(0, 0, 0, 0, 0),
         admission=admission,
-        cost=_cost(request, stages, reserved, output, measured),
-        times=_times(admission, now, reserved, output, measured),
+        cost=_cost(request, stages, counted.reserved, output, measured),
+        times=_times(admission, now, counted.reserved, output, measured),
         measured=measured,
-        limits=(*limits, *fitted.limits),
+        limits=limits,
+        buckets=buckets,
         warnings=request.warnings,
         guessed=("prompt_tokens", "times", "cost"),
     )
+
+
+def _buckets_of(error: ServeError) -> tuple[LevelCheck, ...]:
+    return error.windows.checks if isinstance(error, LimitError) and error.windows else ()
+
+
+async def _after_the_hold(request: Request, stages: Stages, prompt_tokens: int, output: int) -> tuple[LevelCheck, ...]:
+    """Every limit of the caller's levels as it would stand with this request. Raises what reserving would."""
+    levels, output_tokens = request.principal.levels, output * request.n
+    if not levels:
+        return ()
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
+    held = held_microusd(price, prompt_tokens, output_tokens)
+    return (await stages.quota.preview(Ask(request.request_id, levels, prompt_tokens, output_tokens, held))).checks
 
 
 def _memory(engine: Engine, now: EngineState, n: int, tokens: int) -> Memory:

@@ -12,24 +12,27 @@ from dataclasses import dataclass, field
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.errors import ModelNotFound
 from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.serve.access.limits import Size, most_output
+from hitsend.serve.access.quota import Quota
+from hitsend.serve.access.rights import check_model
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Handover, count, fit
+from hitsend.serve.chat.handover import Counted, Handover, check, count, fit
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.openai_wire import extensions
-from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.output.passed import PassedChoice
+from hitsend.serve.output.prompt_tokens import PromptTokens
 from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
@@ -52,6 +55,7 @@ class Stages:
     engines: dict[str, Engine]
     prices: PriceBook
     ledger: Ledger
+    quota: Quota
     wait_timeout_s: float
     formats: Formats
     markup: Markup
@@ -62,13 +66,14 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
     if engine.takes == "messages":
-        job, fitted = await hand_over(request, stages)
+        job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
         flight.record(fitted)
     else:
         request = suited(request, stages.text.facts, stages.formats)
         job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
-    account = Account(stages.ledger, _to_hold(request, job, stages, engine), flight, stages.clock)
+    hold = _to_hold(request, job, stages, engine)
+    account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota)
     async with account:
         choices = _choices(request, job, stages, engine)
         generation = generate_all(engine, job)
@@ -81,18 +86,21 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
             request.model,
             system_fingerprint=_fingerprint(engine),
             prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
+            windows=flight.windows,
         )
-        async for delta in _answer(generation, choices, flight):
+        prompts = _prompt_tokens(job, stages)
+        for number, prompt in enumerate(prompts):
+            if tokens := prompt.add(()):
+                yield Delta(number * job.n, prompt=tokens)
+        async for delta in _answer(generation, choices, prompts, flight):
             yield delta
     flight.enter(State.FINISHED)
     yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
 
 
 def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
-    engine = stages.engines.get(request.model)
-    if engine is None:
-        served = ", ".join(stages.engines)
-        raise ModelNotFound(f"model {request.model[:100]!r} is not served here; served: {served}", param="model")
+    check_model(request.principal, request.model, stages.engines)
+    engine = stages.engines[request.model]
     flight.model = request.model
     flight.cells_total = engine.facts.num_cells
     flight.record(Routed(engine.name, request.model, "the only engine that serves this model"))
@@ -108,9 +116,10 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         prompt = await stages.text.prepare(request, wants_text=keep_text, max_prompt_tokens=context)
         flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
-    fitted = stages.budget.fit(request, prompt, engine.facts)
-    flight.record(fitted)
     first, *more = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
+    most = longest_answer(request, stages, sum(map(len, (first, *more))))
+    fitted = stages.budget.fit(request, prompt, engine.facts, most)
+    flight.record(fitted)
     return Job(
         request_id=request.request_id,
         prompt_token_ids=first,
@@ -120,15 +129,22 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         deadline_s=stages.wait_timeout_s,
         constraint=await constrain(request, first, stages),
         more_prompts=tuple(more),
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
     )
 
 
-async def hand_over(request: Request, stages: Stages) -> tuple[Job, Fitted]:
-    """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
+async def count_handed_over(request: Request, stages: Stages) -> Counted:
+    """How long its prompt may be where the engine counts it. Raises InvalidRequest for what that doesn't take."""
     terms = stages.handovers[request.model]
-    fitted = fit(request, terms, extensions(request), stages.budget.ceiling)
-    known = (await stages.text.prepare(request)).num_tokens if terms.is_counted else None
-    counted = count(request, known)
+    check(request, terms, extensions(request))
+    return count(request, (await stages.text.prepare(request)).num_tokens if terms.is_counted else None)
+
+
+def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, Fitted]:
+    """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
+    most = longest_answer(request, stages, counted.reserved)
+    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most)
     job = Job(
         request_id=request.request_id,
         prompt_token_ids=(),
@@ -136,6 +152,8 @@ async def hand_over(request: Request, stages: Stages) -> tuple[Job, Fitted]:
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
         chat=request,
         num_prompt_reserved=counted.reserved,
         num_prompt_estimated=counted.estimated,
@@ -146,10 +164,27 @@ async def hand_over(request: Request, stages: Stages) -> tuple[Job, Fitted]:
 async def _until_answered(generation: Generation, flight: Flight) -> None:
     """An upstream's refusal shall still become a status, so nothing is said to the client before it has answered."""
     async for event in generation:
-        assert not isinstance(event, Tokens | ChoiceDone | Delta)
+        assert not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta)
         flight.record(event)
         if isinstance(event, Answered) and event.status == 200:
             return
+
+
+def longest_answer(request: Request, stages: Stages, input_tokens: int) -> int | None:
+    """Tokens that the caller's levels leave each choice, so that the hold fits what they can ever contain.
+
+    `input_tokens` of all prompts together.
+    """
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
+    size = Size(
+        input_tokens=input_tokens,
+        choices=request.n * max(1, len(request.prompts)),
+        max_tokens=request.max_tokens,
+        input_picousd=price.dearest_input_picousd,
+        output_picousd=price.output_picousd,
+        input_param="prompt" if request.prompts else "messages",
+    )
+    return most_output(request.principal.levels, size)
 
 
 async def constrain(request: Request, token_ids: Sequence[int], stages: Stages) -> ConstraintSpec | None:
@@ -223,28 +258,43 @@ def _warnings(request: Request, choices: Sequence[Assembler | PassedChoice]) -> 
     return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
+def _prompt_tokens(job: Job, stages: Stages) -> list[PromptTokens]:
+    """One per prompt, where their log-probabilities are wanted."""
+    if job.sampling.prompt_logprobs is None:
+        return []
+    return [PromptTokens(stages.text.vocabulary, ids) for ids in (job.prompt_token_ids, *job.more_prompts)]
+
+
 async def _answer(
-    generation: Generation, choices: Sequence[Assembler | PassedChoice], flight: Flight
+    generation: Generation,
+    choices: Sequence[Assembler | PassedChoice],
+    prompts: Sequence[PromptTokens],
+    flight: Flight,
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
+        delta: Delta | None
         if isinstance(event, Delta):
-            delta = event
-            choice = choices[delta.index]
-            assert isinstance(choice, PassedChoice)
-            choice.take(delta)
+            delta = _passed(event, choices[event.index])
         elif isinstance(event, Tokens | ChoiceDone):
-            found = await _assembled(event, generation, choices[event.choice], flight)
-            if found is None:
-                continue
-            delta = found
+            delta = await _assembled(event, generation, choices[event.choice], flight)
+        elif isinstance(event, PromptScored):
+            delta = _scored(event, prompts, len(choices) // len(prompts))
         else:
+            delta = None
             flight.record(event)
+        if delta is None:
             continue
         for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
             flight.record(ToolCallMalformed(delta.index, fault))
-        flight.capture_output(delta.index, delta.text)
+        flight.capture_output(delta)
         yield delta
+
+
+def _passed(delta: Delta, choice: Assembler | PassedChoice) -> Delta:
+    assert isinstance(choice, PassedChoice)
+    choice.take(delta)
+    return delta
 
 
 async def _assembled(
@@ -260,6 +310,12 @@ async def _assembled(
     if delta is not None and delta.finish_reason is not None:
         await generation.end_choice(event.choice)
     return delta
+
+
+def _scored(event: PromptScored, prompts: Sequence[PromptTokens], n: int) -> Delta | None:
+    number = event.choice // n
+    tokens = prompts[number].add(event.scored)
+    return Delta(number * n, prompt=tokens) if tokens else None
 
 
 def _fingerprint(engine: Engine) -> str | None:

@@ -25,6 +25,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.constraint import GrammarSource
 from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest, ServeError
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
 from hitsend.serve.chat.grammars import GRAMMAR_TIMEOUT_S, CheckGrammar, Grammar
 from hitsend.serve.chat.prompt import (
@@ -157,6 +158,7 @@ class TextWorker:
         with _TimeLimit(signal.ITIMER_PROF, GRAMMAR_TIMEOUT_S):
             if source.kind == "json_schema":
                 check_schema(source.value, source.param)
+                source = msgspec.structs.replace(source, value=enforceable(source.value))
             for param, schema in source.schemas:
                 check_schema(schema, param)
             try:
@@ -165,8 +167,15 @@ class TextWorker:
                 raise InvalidRequest(f"{source.param}: {error}", param=source.param) from None
             wrong = self._compiler.check(text)
         if wrong is not None:
-            raise InvalidRequest(f"{source.param}: {wrong}", param=source.param)
+            raise InvalidRequest(f"{source.param}: {_in_our_words(wrong)}", param=source.param)
         return Grammar(text)
+
+
+def _in_our_words(wrong: str) -> str:
+    """The library names an option that no client can set."""
+    if wrong.startswith("oneOf"):
+        return "oneOf: its schemas have to exclude each other by type or by a property's const; otherwise use anyOf"
+    return wrong
 
 
 class _TimeLimit:

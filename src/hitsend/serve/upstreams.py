@@ -1,7 +1,8 @@
 """Upstreams as the settings name them: engines, their terms, their prices.
 
-Enters: `[[engines]]`. Leaves: what `app.py` puts among the stages. Always true: two engines never share a name, nor two
-models; an upstream's key is read here from its variable, and goes into the engine and nowhere else. Next: `app.py`.
+Enters: `[[engines]]`. Leaves: engines to start, and what `app.py` puts among the stages. Always true: two engines never
+share a name, nor two models; an upstream's key is read here from its variable, and goes into the engine and nowhere
+else. Next: `children.py`.
 """
 
 import re
@@ -19,7 +20,8 @@ from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.protocol import Engine
-from hitsend.settings import PriceSettings, Settings, UpstreamSettings, secret
+from hitsend.settings import PriceSettings, Settings, UpstreamSettings
+from hitsend.settings_source import secret
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _TAKEN = "embedded"
@@ -28,10 +30,13 @@ _TAKEN = "embedded"
 class Upstreams(msgspec.Struct, frozen=True):
     """`engines` are to be started and stopped; the rest goes by the models' names here."""
 
-    engines: tuple[OpenAIEngine, ...]
-    by_model: dict[str, Engine]
-    handovers: dict[str, Handover]
-    prices: tuple[PriceSettings, ...]
+    engines: tuple[OpenAIEngine, ...] = ()
+    by_model: dict[str, Engine] = {}
+    handovers: dict[str, Handover] = {}
+    prices: tuple[PriceSettings, ...] = ()
+
+
+NO_UPSTREAMS = Upstreams()
 
 
 class OwnText:

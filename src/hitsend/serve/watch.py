@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from hitsend.serve.api.services import Health
-from hitsend.serve.database.writer import Writer
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.pipeline import Stages
+from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
-from hitsend.serve.usage.records import RecordStore
 from hitsend.settings import Settings
 
 
@@ -27,13 +26,13 @@ class Watch:
         stages: Stages,
         *,
         embedded: EmbeddedEngine | None,
-        stores: tuple[Writer, RecordStore],
+        stores: Stores,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._stages = stages
         self._embedded = embedded
-        self._writer, self._records = stores
+        self._stores = stores
         self.metrics = metrics
 
     def _engines(self) -> dict[str, Engine]:
@@ -48,7 +47,9 @@ class Watch:
             for name in ("running", "waiting", "cells_total", "cells_used", "slots_total", "slots_used")
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
+        quota = self._stores.quota
         shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open}
+        shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
         upstreams = {
             name: {"running": state["running"], "slots_total": state["slots_total"], "is_ready": state["is_ready"]}
             for name, state in states.items()
@@ -65,23 +66,25 @@ class Watch:
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:
-        """Red when work is due and nothing moves; not ready while the engine or the text process is away.
+        """Red when work is due and nothing moves; not ready while engine, text process or database are away.
 
         Upstreams make no difference beside an embedded model; without one, at least one has to be ready.
         """
+        is_healthy, fault = True, self._stores.database.fault
         if self._embedded is None:
-            is_ready = any(engine.state().is_ready for engine in self._stages.engines.values())
-            return Health(is_healthy=True, is_ready=is_ready, detail="" if is_ready else "no upstream can be asked")
-        now = self._embedded.state()
-        is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
-        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
-        if is_ready:
-            return Health(is_healthy=True, is_ready=True)
-        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
+            if not any(engine.state().is_ready for engine in self._stages.engines.values()):
+                fault = "no upstream can be asked"
+        else:
+            now = self._embedded.state()
+            is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
+            if not (is_healthy and now.is_ready and self._stages.text.pid is not None):
+                fault = "the engine or the text process is restarting"
+        return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
 
     def render_metrics(self) -> tuple[str, bytes]:
         """The body of `/metrics`, with the figures of this moment."""
         for name, engine in self._engines().items():
             self.metrics.set_engine(engine.state(), name)
-        self.metrics.set_storage(self._stages.ledger.holds_open, self._writer.backlog, self._records.num_dropped)
+        holds_open, stores = self._stages.ledger.holds_open, self._stores
+        self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         return CONTENT_TYPE, self.metrics.render()

@@ -11,15 +11,30 @@ const byId = (id) => document.getElementById(id);
 let shownRecord = ""; // the JSON text on screen: what hasn't changed isn't drawn again
 const rows = new Map(); // request id -> its line in the list
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(path, status) {
+    super(path);
+    this.status = status;
+  }
+}
 
 async function read(path) {
   const key = sessionStorage.getItem("hitsend-key");
   const headers = key ? { authorization: `Bearer ${key}` } : {};
   const response = await fetch(path, { headers, cache: "no-store" });
-  if (response.status === 401 || response.status === 403) throw new Refused(path);
+  if (response.status === 401 || response.status === 403) throw new Refused(path, response.status);
   if (!response.ok) throw new Error(`${path} answered ${response.status}`);
   return response.json();
+}
+
+// what the server as a whole does is for readers and admins; a caller sees its own requests
+async function readState() {
+  try {
+    return await read("/inspect/state");
+  } catch (error) {
+    if (error instanceof Refused && error.status === 403) return null;
+    throw error;
+  }
 }
 
 // ---- small builders
@@ -72,6 +87,7 @@ function money(microusd) {
 // ---- now
 
 function showState(state) {
+  if (state === null) return facts(byId("state"), [["server", "not shown to this key's role"]]);
   const engine = state.engine ?? {};
   facts(byId("state"), [
     ["running", plain(state.running)],
@@ -227,12 +243,12 @@ function showMoney(record) {
 }
 
 function showLimits(limits) {
-  const lines = limits.map(({ name, value, limit }) => {
+  const lines = limits.map(({ name, level, value, limit }) => {
     const meter = element("meter");
     meter.max = Math.max(limit, 1);
     meter.value = value;
     meter.setAttribute("aria-label", name);
-    return line(words(name), meter, element("span", `${value}/${limit}`));
+    return line(level ? `${words(name)} of ${level}` : words(name), meter, element("span", `${value}/${limit}`));
   });
   byId("limits").tBodies[0].replaceChildren(...lines);
 }
@@ -298,7 +314,7 @@ async function refreshRecord({ isNew = false } = {}) {
 async function tick() {
   if (document.visibilityState === "visible") {
     try {
-      const [state, list] = await Promise.all([read("/inspect/state"), read(`/inspect/requests?limit=${LIST_LIMIT}`)]);
+      const [state, list] = await Promise.all([readState(), read(`/inspect/requests?limit=${LIST_LIMIT}`)]);
       showState(state);
       showList(list.requests);
       await refreshRecord();

@@ -1,6 +1,8 @@
-"""Who is calling, and may they.
+"""Who is calling, may they, and how much is left.
 
-Enters: an Authorization header and the peer's address. Leaves: a `Principal` or InvalidApiKey. Always true: no request
-waits for the database here; secrets are never stored, compared in variable time, or written to a log. Read `keys.py`,
-then `store.py` and `auth.py`.
+Enters: an Authorization header and the peer's address; later what a request may use at most. Leaves: a `Principal` or
+InvalidApiKey; what is left of its rates, or a refusal. Always true: no request waits for the database or an issuer
+here, but for what a budget has spent, once a month; secrets are never stored, compared in variable time, or
+written to a log. Read `keys.py`, `terms.py` and `store.py` for what is granted, `rights.py` and `auth.py` for what
+comes of it, then `oidc.py`; for the limits `quota.py`, then `limits.py`, `book.py` and `memory.py`.
 """

@@ -2,7 +2,8 @@
 
 Enters: random bytes. Leaves: a key to show once, and what may be stored of it. Always true: a key is
 `hs_<id>_<secret>` with a public id of 48 bits and a secret of 256; a secret of that size needs no slow hash, so one
-salted SHA-256 over the whole key is stored; the stored digest is itself no key. Next: `store.py`.
+salted SHA-256 over the whole key is stored; the stored digest is itself no key. A rotation changes the secret and keeps
+the id, so that limits, spending, records and stored responses go on. Next: `terms.py`.
 """
 
 import hmac
@@ -11,6 +12,9 @@ import secrets
 
 import msgspec
 
+from hitsend.core.request import Role
+from hitsend.serve.access.terms import Terms, shown_limits
+
 _KEY = re.compile(r"hs_([0-9a-f]{12})_[0-9a-f]{64}", re.ASCII)
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -18,7 +22,10 @@ _SALT_BYTES = 16
 
 
 class StoredKey(msgspec.Struct, frozen=True):
-    """A key as it is kept. The secret is not in it. Instants are seconds since the epoch."""
+    """A key as it is kept. The secret is not in it. Instants are seconds since the epoch.
+
+    `previous_digest` is of the secret before the last rotation, good until `overlap_until`.
+    """
 
     key_id: str
     salt: str
@@ -29,10 +36,18 @@ class StoredKey(msgspec.Struct, frozen=True):
     org: str | None
     created_at: float
     revoked_at: float | None = None
+    role: Role = "caller"
+    terms: Terms = Terms()
+    endpoints: tuple[str, ...] | None = None
+    expires_at: float | None = None
+    previous_digest: str | None = None
+    overlap_until: float | None = None
+    rotated_at: float | None = None
+    last_used_at: float | None = None
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
-    """A key as it may be shown."""
+    """A key as it may be shown. `limits` are those that are set; USD as exact text."""
 
     id: str
     name: str
@@ -41,6 +56,16 @@ class KeyInfo(msgspec.Struct, frozen=True):
     org: str | None
     created_at: float
     revoked_at: float | None
+    role: Role
+    limits: dict[str, int | str]
+    models: tuple[str, ...] | None
+    endpoints: tuple[str, ...] | None
+    tier: int | None
+    max_tier: int | None
+    expires_at: float | None
+    rotated_at: float | None
+    overlap_until: float | None
+    last_used_at: float | None
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -49,14 +74,15 @@ class NewKey(msgspec.Struct, frozen=True):
     id: str
     key: str
     name: str
+    expires_at: float | None = None
 
     def __repr__(self) -> str:
         return f"NewKey(id={self.id!r}, name={self.name!r})"
 
 
-def make_key() -> tuple[str, str]:
-    """A new (id, whole key)."""
-    key_id = secrets.token_hex(_ID_BYTES)
+def make_key(key_id: str | None = None) -> tuple[str, str]:
+    """A new (id, whole key); another secret for that id, if one is given."""
+    key_id = key_id or secrets.token_hex(_ID_BYTES)
     return key_id, f"hs_{key_id}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
@@ -86,4 +112,14 @@ def info(stored: StoredKey) -> KeyInfo:
         org=stored.org,
         created_at=stored.created_at,
         revoked_at=stored.revoked_at,
+        role=stored.role,
+        limits=shown_limits(stored.terms.limits),
+        models=stored.terms.models,
+        endpoints=stored.endpoints,
+        tier=stored.terms.tier,
+        max_tier=stored.terms.max_tier,
+        expires_at=stored.expires_at,
+        rotated_at=stored.rotated_at,
+        overlap_until=stored.overlap_until,
+        last_used_at=stored.last_used_at,
     )

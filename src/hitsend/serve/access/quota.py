@@ -13,21 +13,27 @@ from hitsend.core.limits import Level, RateWindows
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """One request's reservation: its input, all the output it may produce, and the most that both can cost."""
+    """One request's reservation: its input, all the output it may produce, and the most that both can cost.
+
+    `input_param` is the field that an error names when the input alone is too much.
+    """
 
     request_id: str
     levels: tuple[Level, ...]
     input_tokens: int
     output_tokens: int
     held_microusd: int
+    input_param: str = "messages"
 
 
 class Used(msgspec.Struct, frozen=True):
-    """What it really used. What was reserved beyond that goes back."""
+    """What it really used. What was reserved beyond that goes back. `requests` 0: it never began, so its place in the
+    requests per minute goes back too."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cost_microusd: int = 0
+    requests: int = 1
 
 
 class Quota(Protocol):
@@ -35,7 +41,11 @@ class Quota(Protocol):
 
     async def reserve(self, ask: Ask) -> RateWindows:
         """Take it, on every level at once. Raises RateLimitExceeded (with a `retry_after_s` that is enough),
-        InsufficientQuota, InvalidRequest for what can never pass, or StorageFailed."""
+        InsufficientQuota, InvalidRequest for what can never pass or for an id that holds already, or StorageFailed."""
+        ...
+
+    async def preview(self, ask: Ask) -> RateWindows:
+        """What `reserve` would return or raise now; takes nothing."""
         ...
 
     async def settle(self, request_id: str, used: Used) -> None:

@@ -2,8 +2,9 @@
 
 Enters: the wire's messages. Leaves: `Message`s with plain text. Always true: text parts are joined in order, nothing
 that a client sent in a message is dropped in silence except what the API itself says to be output only (refusal null,
-annotations, audio null); a tool result answers a call that an earlier assistant turn made, so that nobody can forge
-one; an error names the message's index. Next: `chat_completions.py`.
+annotations, audio null) and what the official clients add to an answer that they parse (parsed, parsed_arguments); a
+tool result answers a call that an earlier assistant turn made, so that nobody can forge one; an error names the
+message's index. Next: `chat_completions.py`.
 """
 
 from typing import Any
@@ -30,6 +31,7 @@ class FunctionIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCallIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +57,7 @@ class MessageIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Any = None
     audio: Any = None
     annotations: Any = None
+    parsed: Any = None
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -70,14 +73,17 @@ _UNSUPPORTED = ("function_call", "audio")
 
 
 def read_messages(messages: list[MessageIn]) -> tuple[Message, ...]:
-    """Check every turn and the order of tool turns. Raises InvalidRequest naming the message."""
+    """Check every turn and the order of tool turns. Raises InvalidRequest naming the message.
+
+    Each call may be answered once: `calls` says for every id so far whether it still waits for its result.
+    """
     if not messages:
         raise InvalidRequest("messages: at least one message is needed", param="messages")
-    calls: set[str] = set()
+    calls: dict[str, bool] = {}
     return tuple(_read(message, f"messages[{index}]", calls) for index, message in enumerate(messages))
 
 
-def _read(message: MessageIn, where: str, calls: set[str]) -> Message:
+def _read(message: MessageIn, where: str, calls: dict[str, bool]) -> Message:
     _check_fields(message, where)
     content = _content(message, where)
     if message.role == "tool":
@@ -87,7 +93,7 @@ def _read(message: MessageIn, where: str, calls: set[str]) -> Message:
     has_something = content is not None or message.tool_calls or message.refusal is not None
     if not has_something:
         extra = " or tool_calls" if message.role == "assistant" else ""
-        raise InvalidRequest(f"{where}.content is missing: a {message.role} message needs content{extra}", param=where)
+        raise InvalidRequest(f"{where}.content is missing: {message.role} messages need content{extra}", param=where)
     return Message(role=message.role, content=content, fields=_extras(message))
 
 
@@ -128,15 +134,19 @@ def _part(part: PartIn, role: str, where: str) -> str:
     raise InvalidRequest(f"{where}: only text parts are supported, not this type", param=where)
 
 
-def _check_answers(message: MessageIn, where: str, calls: set[str]) -> None:
+def _check_answers(message: MessageIn, where: str, calls: dict[str, bool]) -> None:
     if not message.tool_call_id:
         raise InvalidRequest(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
     if message.tool_call_id not in calls:
         text = f"{where}.tool_call_id matches no tool call of an earlier assistant message"
         raise InvalidRequest(text, param=f"{where}.tool_call_id")
+    if not calls[message.tool_call_id]:
+        text = f"{where}.tool_call_id: an earlier message has answered this call"
+        raise InvalidRequest(text, param=f"{where}.tool_call_id")
+    calls[message.tool_call_id] = False
 
 
-def _check_calls(tool_calls: list[ToolCallIn], where: str, calls: set[str]) -> None:
+def _check_calls(tool_calls: list[ToolCallIn], where: str, calls: dict[str, bool]) -> None:
     ids: set[str] = set()
     for index, call in enumerate(tool_calls):
         place = f"{where}.tool_calls[{index}]"
@@ -145,7 +155,7 @@ def _check_calls(tool_calls: list[ToolCallIn], where: str, calls: set[str]) -> N
         if not call.id or call.id in ids:
             raise InvalidRequest(f"{place}.id is empty or used twice", param=f"{place}.id")
         ids.add(call.id)
-    calls.update(ids)
+    calls.update(dict.fromkeys(ids, True))
 
 
 def _extras(message: MessageIn) -> dict[str, Any]:

@@ -7,7 +7,7 @@ number that libllama could choke on gets past this file. Next: `chat_limits.py`.
 
 Accepted without effect, because clients send them by habit: `HABITS`. Refused until they are built: `UNSUPPORTED`.
 Extensions: top_k, min_p, repetition_penalty, thinking_token_budget, chat_template_kwargs, add_generation_prompt,
-continue_final_message, structured_outputs, and those of `sampling_fields.py`.
+continue_final_message, structured_outputs, priority, and those of `sampling_fields.py`.
 """
 
 import re
@@ -25,6 +25,7 @@ from hitsend.serve.api.chat_messages import MessageIn, read_messages
 from hitsend.serve.api.chat_tools import ChoiceIn, ToolIn, read_choice, read_tools, template_arguments
 from hitsend.serve.api.output_format import read_output_format
 from hitsend.serve.api.sampling_fields import SamplingIn, check_sampling, with_extensions
+from hitsend.serve.api.tiers import Priority, read_tier
 from hitsend.serve.api.wire import choose_model, read_stops
 from hitsend.settings import AccessSettings
 
@@ -71,6 +72,7 @@ class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True
     continue_final_message: bool | None = None
     store: bool | None = None
     service_tier: str | None = None
+    priority: Priority | None = None
     parallel_tool_calls: bool | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -139,10 +141,12 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         raise InvalidRequest("stream_options is only for stream: true", param="stream_options")
     if wire.top_logprobs is not None and not wire.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise InvalidRequest("prompt_logprobs is only for stream: false", param="prompt_logprobs")
     opens_turn, continues_turn = _turns(wire)
     max_tokens = _max_tokens(wire)
     check_sampling(wire, max_tokens)
-    tools = read_tools(wire.tools)
+    choice, tools = read_choice(wire.tool_choice, read_tools(wire.tools))
     return Request(
         request_id=request_id,
         model=model,
@@ -152,6 +156,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         logit_bias=_logit_bias(wire.logit_bias or {}),
         logprobs=bool(wire.logprobs),
         top_logprobs=wire.top_logprobs or 0,
+        prompt_logprobs=wire.prompt_logprobs,
         stop=read_stops((wire.stop,) if isinstance(wire.stop, str) else wire.stop, "stop"),
         include_stop=bool(wire.include_stop_str_in_output),
         stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
@@ -168,11 +173,13 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         metadata=wire.metadata or {},
         warnings=warnings,
         tools=tools,
-        tool_choice=read_choice(wire.tool_choice, tools),
+        tool_choice=choice,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         thinking_token_budget=wire.thinking_token_budget,
         reasoning_effort=wire.reasoning_effort,
         output_format=read_output_format(wire.response_format, wire.structured_outputs),
+        tier=read_tier(wire.service_tier, wire.priority, principal),
+        names_tier=wire.service_tier is not None,
     )
 
 
@@ -237,8 +244,6 @@ def _check_features(wire: ChatBody) -> list[str]:
             raise InvalidRequest(f"{field} is not supported", param=field)
     if wire.modalities not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
-    if wire.service_tier not in (None, "auto", "default"):
-        raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
     warnings = [f"{field}: accepted without effect" for field in HABITS if getattr(wire, field) is not None]
     if wire.parallel_tool_calls is not None and not wire.tools:
         warnings.append("parallel_tool_calls: accepted without effect")

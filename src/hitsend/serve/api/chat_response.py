@@ -16,9 +16,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, Request, Started, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Completed, Delta, PromptToken, Request, Started, TextLogprob, ToolCallDelta, Usage
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
+from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
+from hitsend.serve.api.tiers import tier_name
 from hitsend.serve.stream import sse
 
 Item = Started | Delta | Completed
@@ -89,6 +91,7 @@ class Chunk(msgspec.Struct, frozen=True):
     system_fingerprint: str | None
     choices: tuple[ChunkChoice, ...]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    service_tier: str | UnsetType = UNSET
     usage: UsageOut | UnsetType | None = UNSET
     hitsend: Extension | UnsetType = UNSET
 
@@ -115,7 +118,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """The whole answer."""
+    """The whole answer. `prompt_logprobs` (vLLM's) only where asked for."""
 
     id: str
     created: int
@@ -125,6 +128,8 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     usage: UsageOut
     hitsend: Extension
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -225,6 +230,7 @@ class _Stream:
             choices=choices,
             usage=usage if self._request.include_usage else UNSET,
             hitsend=hitsend,
+            service_tier=tier_name(self._request) if self._request.names_tier else UNSET,
         )
         return sse.frame(_encode(chunk))
 
@@ -252,6 +258,7 @@ class _Collected:
         self.thoughts: list[str] = []
         self.calls: list[ToolCallDelta] = []
         self.logprobs: list[TextLogprob] = []
+        self.prompt: tuple[PromptToken, ...] = ()
         self.reason: FinishReason | None = None
         self.matched: str | None = None
 
@@ -261,6 +268,7 @@ class _Collected:
         self.texts.append(delta.text)
         self.thoughts.append(delta.reasoning)
         self.calls += delta.tool_calls
+        self.prompt = self.prompt or delta.prompt
         self.logprobs += delta.logprobs
         self.reason = delta.finish_reason
         self.matched = delta.matched_stop
@@ -293,6 +301,10 @@ def _completion(
         choices=tuple(choices),
         usage=usage_out(completed.usage),
         hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
+        prompt_logprobs=UNSET
+        if request.prompt_logprobs is None
+        else prompt_logprobs_out(collected[0].prompt, request.prompt_logprobs),
+        service_tier=tier_name(request) if request.names_tier else UNSET,
     )
 
 

@@ -6,7 +6,7 @@ Next: `chat_messages.py`.
 """
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,13 +43,20 @@ class NameIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
+class AllowedIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tools that may (auto) or must (required) be called, out of all that are described."""
+
+    mode: Literal["auto", "required"]
+    tools: list["ChoiceIn"]
+
+
 class ChoiceIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A choice of one function."""
+    """A choice of one function, or of several with `allowed_tools`."""
 
     type: str
     function: NameIn | None = None
     custom: Any = None
-    allowed_tools: Any = None
+    allowed_tools: AllowedIn | None = None
 
 
 def read_tools(tools: list[ToolIn] | None) -> tuple[Tool, ...]:
@@ -80,11 +87,47 @@ def _tool(tool: ToolIn, where: str) -> Tool:
     return Tool(function.name, function.description, schema, bool(function.strict))
 
 
-def read_choice(choice: str | ChoiceIn | None, tools: tuple[Tool, ...]) -> ToolChoice:
-    """What may or must be called. Without tools only `none` and `auto` make sense. Raises InvalidRequest."""
+def read_choice(choice: str | ChoiceIn | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    """What may or must be called, and the tools that this leaves. Raises InvalidRequest.
+
+    Without tools only `none` and `auto` make sense.
+    """
+    if isinstance(choice, ChoiceIn) and choice.type == "allowed_tools":
+        allowed = _allowed(choice, {tool.name for tool in tools})
+        mode = choice.allowed_tools.mode if choice.allowed_tools is not None else "auto"
+        return ToolChoice(mode), tuple(tool for tool in tools if tool.name in allowed)
+    return _choice(choice, tools), tools
+
+
+def _allowed(choice: ChoiceIn, names: set[str]) -> set[str]:
+    """The allowed functions' names, each of them a tool's. Raises InvalidRequest."""
+    where = "tool_choice.allowed_tools"
+    if choice.allowed_tools is None or choice.function is not None or choice.custom is not None:
+        raise InvalidRequest(f"missing field: {where}, and nothing beside it", param=where)
+    if not choice.allowed_tools.tools:
+        raise InvalidRequest(f"{where}.tools: an empty array", param=f"{where}.tools")
+    allowed: set[str] = set()
+    for index, tool in enumerate(choice.allowed_tools.tools):
+        place = f"{where}.tools[{index}]"
+        if (
+            tool.type != "function"
+            or tool.function is None
+            or tool.custom is not None
+            or tool.allowed_tools is not None
+        ):
+            raise InvalidRequest(f"{place}: only functions are supported, each by its name", param=place)
+        if tool.function.name not in names:
+            raise InvalidRequest(
+                f"{place}: the function {tool.function.name[:64]!r} is not found in tools", param=place
+            )
+        allowed.add(tool.function.name)
+    return allowed
+
+
+def _choice(choice: str | ChoiceIn | None, tools: tuple[Tool, ...]) -> ToolChoice:
     if isinstance(choice, ChoiceIn):
         if choice.type != "function" or choice.custom is not None or choice.allowed_tools is not None:
-            raise InvalidRequest("tool_choice.type: only a function can be named", param="tool_choice")
+            raise InvalidRequest("tool_choice.type: expected function or allowed_tools", param="tool_choice")
         name = choice.function.name if choice.function is not None else ""
         if name not in {tool.name for tool in tools}:
             shown = f" {name[:64]!r}" if name else ""
@@ -98,7 +141,9 @@ def read_choice(choice: str | ChoiceIn | None, tools: tuple[Tool, ...]) -> ToolC
         return ToolChoice("none")
     if choice == "required":
         return ToolChoice("required")
-    raise InvalidRequest("tool_choice: expected none, auto, required or a named function", param="tool_choice")
+    raise InvalidRequest(
+        "tool_choice: expected none, auto, required, allowed_tools or a named function", param="tool_choice"
+    )
 
 
 def template_arguments(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:

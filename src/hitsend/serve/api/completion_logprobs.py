@@ -1,17 +1,18 @@
 """Logprobs in the legacy shape: four parallel arrays instead of a list of tokens.
 
-Enters: `TextLogprob`s in any portions. Leaves: `LogprobsOut` of each portion, and of all. Always true: the arrays are
-equally long; `text_offset` counts characters of the generated text before the token; a token whose bytes are no text by
+Enters: `TextLogprob`s in any portions, an echoed prompt's tokens before them. Leaves: `LogprobsOut` of each portion,
+and of all. Always true: the arrays are equally long; `text_offset` counts characters of the choice's text before the
+token, the echoed prompt's among them; the prompt's first token has null for numbers; a token whose bytes are no text by
 themselves is called `bytes:\\xe2\\x80`, as OpenAI does, so that two such tokens are never confused in `top_logprobs`.
 Next: `completions.py`.
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from hitsend.core.request import TextLogprob
+from hitsend.core.request import PromptToken, TextLogprob
 from hitsend.serve.api.logprobs import LOWEST_LOGPROB
 
 
@@ -19,8 +20,8 @@ class LogprobsOut(msgspec.Struct, frozen=True):
     """OpenAI's arrays. `top_logprobs` has the asked-for alternatives and the sampled token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -31,6 +32,28 @@ class LegacyLogprobs:
         self.all = LogprobsOut([], [], [], [])
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+
+    def echo(self, tokens: Sequence[PromptToken], text: str, num_top: int) -> LogprobsOut:
+        """The echoed prompt comes first: its tokens, and the text from whose end the answer's offsets count."""
+        found = self.add(
+            TextLogprob(
+                token.text.token,
+                token.text.logprob,
+                token.text.bytes,
+                tuple(TextLogprob(o.text.token, o.text.logprob, o.text.bytes) for o in token.top[:num_top]),
+            )
+            for token in tokens
+        )
+        found = LogprobsOut(
+            found.tokens,
+            [None, *found.token_logprobs[1:]],
+            [None, *found.top_logprobs[1:]],
+            [min(offset, len(text)) for offset in found.text_offset],
+        )
+        self.all = LogprobsOut(*(list(getattr(found, name)) for name in LogprobsOut.__struct_fields__))
+        self._decoder.reset()
+        self._offset = len(text)
+        return found
 
     def add(self, entries: Iterable[TextLogprob]) -> LogprobsOut:
         """Take a portion, return it in the legacy shape."""

@@ -75,10 +75,12 @@ CompletionBody: type[msgspec.Struct] = msgspec.defstruct(
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """`echo`: each choice's text begins with its prompt."""
+    """`echo`: each choice's text begins with its prompt. `prompt_logprobs` is the wire's; the request's own is also set
+    where `echo` and `logprobs` come together."""
 
     request: Request
     echo: bool
+    prompt_logprobs: int | None
     parsed: Parsed
 
 
@@ -100,6 +102,9 @@ def parse(
     request = msgspec.structs.replace(
         request, messages=(), prompts=prompts, max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS
     )
+    asked = request.prompt_logprobs
+    if own.echo and own.logprobs is not None:
+        request = msgspec.structs.replace(request, prompt_logprobs=max(own.logprobs, asked or 0))
     checks = (
         LimitCheck("max_body_bytes", len(body), limits.max_body_bytes),
         LimitCheck("max_json_depth", depth, limits.max_json_depth),
@@ -107,7 +112,7 @@ def parse(
         *(check for check in parsed.limits if check.name not in _OF_THE_STAND_IN),
     )
     parsed = msgspec.structs.replace(parsed, body_bytes=len(body), num_messages=0, limits=checks)
-    return CompletionRequest(request, echo=bool(own.echo), parsed=parsed)
+    return CompletionRequest(request, echo=bool(own.echo), prompt_logprobs=asked, parsed=parsed)
 
 
 def read_texts(value: Any, field: str, limit: int, limit_name: str) -> tuple[Prompt, ...]:
@@ -147,10 +152,6 @@ def _check(own: OwnFields, tree: dict[str, Any]) -> None:
         raise InvalidRequest("suffix is not supported: no text is filled in between", param="suffix")
     if own.best_of not in (None, 1):
         raise InvalidRequest(f"best_of: {own.best_of}, only 1 is supported: use n and choose yourself", param="best_of")
-    if own.echo and own.logprobs is not None:
-        raise InvalidRequest(
-            "echo with logprobs is not supported: the prompt's own tokens have no logprobs here", param="echo"
-        )
 
 
 def _as_chat(tree: dict[str, Any], own: OwnFields) -> bytes:

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from hitsend.core.errors import InvalidRequest
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.core.request import Completed, Delta, PromptToken, Request, Started
 from hitsend.serve.api import completion_request
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.chat_response import (
@@ -29,18 +29,20 @@ from hitsend.serve.api.chat_response import (
 )
 from hitsend.serve.api.completion_logprobs import LegacyLogprobs, LogprobsOut
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
 from hitsend.serve.api.recorded import deliver, recorded
 from hitsend.serve.api.services import Text
 from hitsend.serve.stream import sse
 
 
 class ChoiceOut(msgspec.Struct, frozen=True):
-    """A choice, whole or in a chunk."""
+    """A choice, whole or in a chunk. `prompt_logprobs` (vLLM's) only where asked for."""
 
     text: str
     index: int
     logprobs: LogprobsOut | None = None
     finish_reason: FinishReason | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True):
@@ -80,7 +82,8 @@ async def completions(exchange: Exchange) -> None:
         if request.stream:
             await deliver(exchange, flight, frames=encode_stream(request, answer, echoes))
         else:
-            await deliver(exchange, flight, body=lambda: encode_whole(request, answer, echoes))
+            top = asked.prompt_logprobs
+            await deliver(exchange, flight, body=lambda: encode_whole(request, answer, echoes, prompt_logprobs=top))
 
 
 async def _echoes(request: Request, text: Text) -> tuple[str, ...]:
@@ -104,37 +107,38 @@ async def encode_stream(
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
-                answer = _Answer(request, item)
-                yield (
-                    b"".join(
-                        answer.frame(ChoiceOut(echoes[index // request.n], index))
-                        for index in range(request.n * len(request.prompts))
-                        if echoes
-                    )
-                    or sse.PING
-                )
+                answer = _Answer(request, item, echoes)
+                yield answer.echoes() or sse.PING
             elif answer is None:
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
                 ending = answer.end(item)
-            elif frames := answer.delta(item):
+            elif frames := answer.prompt(item) if item.prompt else answer.delta(item):
                 yield frames
     if ending is None:
         raise IncompleteAnswer("the pipeline ended without Completed")
     yield ending
 
 
-async def encode_whole(request: Request, items: AsyncGenerator[Item, None], echoes: tuple[str, ...] = ()) -> bytes:
+async def encode_whole(
+    request: Request,
+    items: AsyncGenerator[Item, None],
+    echoes: tuple[str, ...] = (),
+    *,
+    prompt_logprobs: int | None = None,
+) -> bytes:
     """The body of an unstreamed answer. Raises what the pipeline raises; `items` is closed at the end."""
     answer: _Answer | None = None
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
-                answer = _Answer(request, item)
+                answer = _Answer(request, item, echoes)
             elif answer is None:
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
-                return answer.whole(item, echoes)
+                return answer.whole(item, prompt_logprobs)
+            elif item.prompt:
+                answer.prompt(item)
             else:
                 answer.keep(item)
     raise IncompleteAnswer("the pipeline ended without Completed")
@@ -143,8 +147,10 @@ async def encode_whole(request: Request, items: AsyncGenerator[Item, None], echo
 class _Answer:
     """One answer on its way out, chunk by chunk or until it is whole."""
 
-    def __init__(self, request: Request, started: Started) -> None:
+    def __init__(self, request: Request, started: Started, echoes: tuple[str, ...]) -> None:
         self._request = request
+        self._echoes = echoes
+        self._prompts: dict[int, tuple[PromptToken, ...]] = {}
         self._started = started
         self._num_choices = request.n * len(request.prompts)
         self._unfinished = set(range(self._num_choices))
@@ -152,6 +158,25 @@ class _Answer:
         self._logprobs = [LegacyLogprobs() for _ in range(self._num_choices)]
         self._kept: list[list[ChoiceOut]] = [[] for _ in range(self._num_choices)]
         self._last: ChoiceOut | None = None
+
+    def echoes(self) -> bytes:
+        """What a stream begins with; with logprobs, each prompt is echoed when its own are there."""
+        if not self._echoes or self._request.logprobs:
+            return b""
+        return b"".join(
+            self.frame(ChoiceOut(self._echoes[index // self._request.n], index)) for index in range(self._num_choices)
+        )
+
+    def prompt(self, delta: Delta) -> bytes:
+        """The tokens of a prompt: kept, and for a stream each of its choices' echo."""
+        number, n = delta.index // self._request.n, self._request.n
+        self._prompts[number] = delta.prompt
+        frames = []
+        for index in range(number * n, number * n + n) if self._echoes and self._request.logprobs else ():
+            echo = self._echoes[number]
+            shown = self._logprobs[index].echo(delta.prompt, echo, self._request.top_logprobs)
+            frames.append(self.frame(ChoiceOut(echo, index, shown)))
+        return b"".join(frames)
 
     def keep(self, delta: Delta) -> None:
         """A piece of an answer that goes out whole."""
@@ -176,16 +201,19 @@ class _Answer:
             return self.frame(self._last, hitsend=more) + sse.DONE
         return self.frame(self._last) + self.frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
 
-    def whole(self, completed: Completed, echoes: tuple[str, ...]) -> bytes:
+    def whole(self, completed: Completed, prompt_logprobs: int | None) -> bytes:
         """The whole body."""
         if self._unfinished:
             raise IncompleteAnswer(f"{len(self._unfinished)} choices have no end")
         choices = []
         for index, pieces in enumerate(self._kept):
-            echo = echoes[index // self._request.n] if echoes else ""
+            number = index // self._request.n
+            echo = self._echoes[number] if self._echoes else ""
             text = echo + "".join(piece.text for piece in pieces)
             logprobs = self._logprobs[index].all if self._request.logprobs else None
-            choices.append(ChoiceOut(text, index, logprobs, pieces[-1].finish_reason))
+            told = prompt_logprobs
+            prompt = UNSET if told is None else prompt_logprobs_out(self._prompts.get(number, ()), told)
+            choices.append(ChoiceOut(text, index, logprobs, pieces[-1].finish_reason, prompt))
         return _encode(self._object(tuple(choices), usage_out(completed.usage), self._extension(completed)))
 
     def frame(

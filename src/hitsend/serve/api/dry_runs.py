@@ -5,9 +5,9 @@ it would cost. Always true: the body is read by the chat request's own rules and
 runs, and there is no record, no hold and no bill. Next: `../estimate.py`.
 """
 
-from hitsend.core.errors import ModelNotFound
 from hitsend.core.events import Parsed
 from hitsend.core.request import Request
+from hitsend.serve.access.rights import check_model
 from hitsend.serve.api import chat_request
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.exchange import Exchange
@@ -46,7 +46,7 @@ async def estimate(exchange: Exchange) -> None:
 
 
 async def _read(exchange: Exchange) -> tuple[Request, Parsed]:
-    """The body as a chat request. Raises InvalidRequest, ModelNotFound."""
+    """The body as a chat request. Raises InvalidRequest, ModelNotFound, PermissionDenied."""
     services = exchange.services
     body = await read_json_body(exchange.receive, exchange.headers, services.access)
     served = [model.id for model in services.models()]
@@ -57,8 +57,5 @@ async def _read(exchange: Exchange) -> tuple[Request, Parsed]:
         principal=exchange.principal,
         default_model=exchange.default_model,
     )
-    if request.model not in served:
-        raise ModelNotFound(
-            f"model {request.model[:100]!r} is not served here; served: {', '.join(served)}", param="model"
-        )
+    check_model(exchange.principal, request.model, served)
     return services.suited(request), parsed

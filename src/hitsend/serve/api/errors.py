@@ -20,6 +20,7 @@ from hitsend.core.errors import (
     ServeError,
     ServerOverloaded,
 )
+from hitsend.serve.api.rates import retry_headers
 from hitsend.serve.stream import sse
 
 _log = logging.getLogger("hitsend.api")
@@ -61,7 +62,7 @@ def error_headers(error: ServeError) -> list[Header]:
     """Headers that belong to the error: when to come back, and how to identify oneself."""
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+        headers += retry_headers(error.retry_after_s)
     if isinstance(error, RequestTimeout):
         headers.append((b"connection", b"close"))  # else it would go on sending to nobody
     if isinstance(error, InvalidApiKey):

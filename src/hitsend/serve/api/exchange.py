@@ -12,7 +12,10 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.record import Flight
 from hitsend.core.request import Principal
+from hitsend.serve.access.rights import check_model
+from hitsend.serve.api.rates import messages_rate_headers, rate_headers
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
 
@@ -43,7 +46,8 @@ class RequestIds:
 
 
 class Exchange:
-    """One request on its way through the routes. `principal` is set once the caller is known."""
+    """One request on its way through the routes. `principal` is set once the caller is known, `flight` once there is a
+    record."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, services: Services, request_ids: RequestIds
@@ -54,6 +58,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = request_ids.choose(self.header_values(b"x-request-id"))
         self.principal = Principal()
+        self.flight: Flight | None = None
         self.param = ""
         self.route = "unmatched"
         self.status: int | None = None
@@ -86,17 +91,31 @@ class Exchange:
         models = self.services.models()
         return models[0].id if len(models) == 1 else None
 
+    def check_tokenizer(self, asked: str | None) -> None:
+        """Raises PermissionDenied where the model whose tokenizer would be used isn't this caller's.
+
+        Tokenising reads any name, since one tokenizer serves: a name that nobody serves means that one.
+        """
+        served = [model.id for model in self.services.models()]
+        used = asked if asked in served else self.default_model
+        if used is not None:
+            check_model(self.principal, used, served)
+
     def header_values(self, name: bytes) -> list[bytes]:
         """All values of a header, in order."""
         return [value for key, value in self.scope["headers"] if key == name]
 
     async def send(self, message: Message) -> None:
-        """ASGI's send, with the request id added to whatever starts a response."""
+        """ASGI's send, with the request id, and what is left of the caller's rates, added to what starts a response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             if self.speaks_messages:
                 headers.append((b"request-id", self.request_id.encode()))
+            if self.flight is not None:
+                headers += rate_headers(self.flight.windows)
+                if self.speaks_messages:
+                    headers += messages_rate_headers(self.flight.windows, self.services.clock.wall())
             message = {**message, "headers": headers}
         await self._send_message(message)
 

@@ -1,8 +1,8 @@
 """Looking at the server: flight records, its state, its page, its models, its health.
 
-Enters: GET requests. Leaves: JSON, Prometheus' text, the page's files. Always true: a caller with a key sees the
-records of that key and no others; an unknown record and a foreign one are the same 404; `/healthz` says nothing but
-whether the engine makes progress, since it is the one route without a key. Next: `../chat/`.
+Enters: GET requests. Leaves: JSON, Prometheus' text, the page's files. Always true: a caller sees the records of its
+own key and no others, unless its role sees all; an unknown record and a foreign one are the same 404; `/healthz` says
+nothing but whether the engine makes progress, since it is the one route without a key. Next: `../chat/`.
 """
 
 import base64
@@ -14,8 +14,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from hitsend.core.errors import InvalidRequest, ModelNotFound, NotFound
+from hitsend.core.errors import InvalidRequest, NotFound
+from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.policy import sees_all
 from hitsend.serve.api.services import PageFile, RecordSummary, ServedModel
 
 DEFAULT_LIMIT = 50
@@ -70,7 +72,7 @@ async def page_file(exchange: Exchange) -> None:
 async def requests(exchange: Exchange) -> None:
     """The newest requests, newest first."""
     limit = _limit(exchange.scope.get("query_string", b""))
-    key_id = None if _sees_all(exchange) else exchange.principal.key_id
+    key_id = None if sees_all(exchange.principal) else exchange.principal.key_id
     summaries = await exchange.services.records.list(limit, key_id=key_id)
     await exchange.answer_json({"requests": [_line(summary) for summary in summaries]})
 
@@ -78,7 +80,7 @@ async def requests(exchange: Exchange) -> None:
 async def request(exchange: Exchange) -> None:
     """One flight record. Raises NotFound."""
     record = await exchange.services.records.get(exchange.param)
-    if record is None or not (_sees_all(exchange) or _owner(record) == exchange.principal.key_id):
+    if record is None or not (sees_all(exchange.principal) or _owner(record) == exchange.principal.key_id):
         raise NotFound("no record of that request")
     await exchange.answer(200, record, [(b"content-type", b"application/json")])
 
@@ -89,17 +91,16 @@ async def state(exchange: Exchange) -> None:
 
 
 async def models(exchange: Exchange) -> None:
-    """All served models."""
-    await exchange.answer_json({"object": "list", "data": [_model(model) for model in _served(exchange)]})
+    """All served models that the caller may use."""
+    usable = [_model(model) for model in _served(exchange) if may_use(exchange.principal, model.id)]
+    await exchange.answer_json({"object": "list", "data": usable})
 
 
 async def model(exchange: Exchange) -> None:
     """One served model. Raises ModelNotFound."""
-    for served in _served(exchange):
-        if served.id == exchange.param:
-            await exchange.answer_json(_model(served))
-            return
-    raise ModelNotFound("no model of that name is served here", param="model")
+    served = {model.id: model for model in _served(exchange)}
+    check_model(exchange.principal, exchange.param, served)
+    await exchange.answer_json(_model(served[exchange.param]))
 
 
 def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
@@ -126,10 +127,6 @@ async def readyz(exchange: Exchange) -> None:
     health = exchange.services.health()
     shown = {"status": "ready" if health.is_ready else "not ready", "detail": health.detail}
     await exchange.answer_json(shown, status=200 if health.is_ready else 503)
-
-
-def _sees_all(exchange: Exchange) -> bool:
-    return exchange.principal.is_anonymous or exchange.principal.role == "admin"
 
 
 def _owner(record: bytes) -> str | None:

@@ -29,6 +29,7 @@ async def count_tokens(exchange: Exchange) -> None:
         principal=exchange.principal,
         default_model=exchange.default_model,
     )
+    exchange.check_tokenizer(request.model)
     await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(request))})
 
 

@@ -16,6 +16,7 @@ from hitsend.core.request import OutputFormat, Principal, Request, SamplingAsked
 from hitsend.serve.api import messages_blocks, strict_json, wire
 from hitsend.serve.api.chat_request import Label, TokenCount
 from hitsend.serve.api.messages_blocks import BlockIn, TurnIn
+from hitsend.serve.api.tiers import Priority, read_messages_tier
 from hitsend.serve.api.turns import Turns
 from hitsend.settings import AccessSettings
 
@@ -100,6 +101,7 @@ class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_
     stream: bool | None = None
     metadata: MetadataIn | None = None
     service_tier: str | None = None
+    priority: Priority | None = None
     container: Any = None
     diagnostics: Any = None
     inference_geo: Any = None
@@ -121,8 +123,6 @@ def read(
     warnings = _check_features(asked)
     warnings += wire.habits(asked, ("diagnostics",))
     wire.refuse(asked, UNSUPPORTED_IN_ANSWERS)
-    if asked.service_tier not in (None, "auto", "standard_only"):
-        raise InvalidRequest("service_tier: only auto and standard_only are supported", param="service_tier")
     request = _prompt(asked, warnings, request_id=request_id, principal=principal, default_model=default_model)
     if request.thinking_token_budget is not None and request.thinking_token_budget >= asked.max_tokens:
         text = f"thinking.budget_tokens: {request.thinking_token_budget} is not below max_tokens, {asked.max_tokens}"
@@ -138,6 +138,7 @@ def read(
         max_tokens=asked.max_tokens,
         stream=bool(asked.stream),
         user=asked.metadata.user_id if asked.metadata else None,
+        tier=read_messages_tier(asked.service_tier, asked.priority, principal),
     )
     parsed = Parsed(len(body), len(request.messages), request.stream, 1, limits=checks, warnings=request.warnings)
     return request, parsed

@@ -21,6 +21,7 @@ from hitsend.serve.api import messages_errors
 from hitsend.serve.api.blocks import Block, Blocks, Step
 from hitsend.serve.api.chat_response import IncompleteAnswer
 from hitsend.serve.api.services import Answer
+from hitsend.serve.api.tiers import BEST
 from hitsend.serve.stream import sse
 
 _REASONS = {
@@ -82,7 +83,7 @@ class MessageEncoder:
     def _begin(self, started: Started) -> bytes:
         self._message["model"] = started.model
         usage = _usage(Usage(prompt_tokens=started.prompt_tokens))
-        return _event("message_start", message=self._message | {"usage": usage})
+        return _event("message_start", message=self._message | {"usage": usage | self._tier()})
 
     def _end(self, completed: Completed) -> bytes:
         frames = b"".join(map(_step, self._blocks.end()))
@@ -96,7 +97,7 @@ class MessageEncoder:
             "matched_stops": [self._blocks.matched_stop],
         }
         usage = _usage(completed.usage)
-        self._message |= ending | {"usage": usage | {"service_tier": "standard"}, "hitsend": extension}
+        self._message |= ending | {"usage": usage | self._tier(), "hitsend": extension}
         frames += _event("message_delta", delta=ending, usage=usage, hitsend=extension)
         return frames + _event("message_stop")
 
@@ -114,6 +115,9 @@ class MessageEncoder:
             for block in calls
             if "INVALID_JSON" in _input(block)
         ]
+
+    def _tier(self) -> dict[str, str]:
+        return {"service_tier": "priority" if self._request.served_tier == BEST else "standard"}
 
 
 def _step(step: Step) -> bytes:

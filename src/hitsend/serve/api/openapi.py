@@ -14,6 +14,16 @@ import msgspec
 
 import hitsend
 from hitsend.serve.api import chat_request, messages_request, responses_request
+from hitsend.serve.api.admin_bodies import (
+    AppBody,
+    KeyBody,
+    KeyPatch,
+    LimitsBody,
+    OrgBody,
+    PrincipalPatch,
+    RotateBody,
+    UserBody,
+)
 from hitsend.serve.api.chat_request import ChatBody
 from hitsend.serve.api.chat_response import ChatCompletion, Chunk
 from hitsend.serve.api.completion_request import CompletionBody
@@ -43,8 +53,22 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/responses/input_tokens": InputTokensBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/admin/keys": KeyBody,
+    "/admin/keys/{id}/rotate": RotateBody,
+    "/admin/orgs": OrgBody,
+    "/admin/apps": AppBody,
+    "/admin/users": UserBody,
 }
 """What each POST route reads."""
+
+PATCHES: dict[str, type[msgspec.Struct]] = {
+    "/admin/keys/{id}": KeyPatch,
+    "/admin/orgs/{id}": PrincipalPatch,
+    "/admin/apps/{id}": PrincipalPatch,
+    "/admin/users/{id}": PrincipalPatch,
+    "/admin/limits": LimitsBody,
+}
+"""What each PATCH route reads."""
 
 ANSWERS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": {"application/json": ChatCompletion, "text/event-stream": Chunk},
@@ -103,7 +127,7 @@ def telling(routes: Table) -> Callable[[Exchange], Awaitable[None]]:
 
 def document(routes: Table) -> dict[str, Any]:
     """The whole document, as JSON values."""
-    structs = [*BODIES.values(), *(kind for kinds in ANSWERS.values() for kind in kinds.values())]
+    structs = [*BODIES.values(), *PATCHES.values(), *(kind for kinds in ANSWERS.values() for kind in kinds.values())]
     structs += [ErrorBody, MessagesError]
     _, schemas = msgspec.json.schema_components(structs, ref_template=_PLACE)
     for struct, said in SAID.items():
@@ -149,8 +173,9 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
         "summary": re.sub(r" Raises .*", "", words.partition("\n")[0]),
         "responses": _responses(path),
     }
-    if path in BODIES and method == "POST":
-        content = {"application/json": {"schema": {"$ref": _PLACE.format(name=BODIES[path].__name__)}}}
+    body = {"POST": BODIES, "PATCH": PATCHES}.get(method, {}).get(path)
+    if body is not None:
+        content = {"application/json": {"schema": {"$ref": _PLACE.format(name=body.__name__)}}}
         operation["requestBody"] = {"required": True, "content": content}
     if path == "/inspect/requests":
         schema = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}

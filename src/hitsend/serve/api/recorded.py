@@ -2,14 +2,15 @@
 
 Enters: an authenticated exchange. Leaves: an open `Flight`, closed at the end of the block; the answer on the wire.
 Always true: the record is opened before the body is read and closed after the last byte, whatever happens between; an
-error is recorded once, by whoever sees it first. Next: `chat_completions.py`.
+error is recorded once, by whoever sees it first; a caller whose limits have no room for any request is refused before
+its body is read. Next: `chat_completions.py`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from hitsend.core.errors import ServeError
+from hitsend.core.errors import LimitError, ServeError
 from hitsend.core.events import Authenticated, Delivered, Received
 from hitsend.core.record import Flight
 from hitsend.serve.api import errors
@@ -21,11 +22,14 @@ from hitsend.serve.stream.deliver import Delivery
 async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     """A flight record for the length of the block; an error in it is recorded and raised as one that can be shown."""
     services = exchange.services
-    flight = services.flights.open(exchange.request_id, exchange.principal)
+    flight = exchange.flight = services.flights.open(exchange.request_id, exchange.principal)
     try:
         _note_caller(exchange, flight)
+        services.shed(exchange.principal.levels)
         yield flight
     except ServeError as error:
+        if isinstance(error, LimitError) and error.windows is not None:
+            flight.windows = error.windows
         flight.fail(error)
         raise
     except Exception as error:

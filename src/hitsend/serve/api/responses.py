@@ -41,6 +41,7 @@ async def input_tokens(exchange: Exchange) -> None:
     body = await read_json_body(exchange.receive, exchange.headers, exchange.services.access)
     wire = responses_request.read_counted(body, exchange.services.access)
     asked = await _build(exchange, wire)
+    exchange.check_tokenizer(asked.request.model)
     tokens = await exchange.services.text.tokenize_chat(asked.request)
     await exchange.answer_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 

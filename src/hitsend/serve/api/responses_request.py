@@ -18,6 +18,7 @@ from hitsend.core.events import LimitCheck, Parsed
 from hitsend.core.request import OutputFormat, Principal, Request, SamplingAsked, Tool, ToolChoice
 from hitsend.serve.api import responses_items, strict_json, wire
 from hitsend.serve.api.chat_request import Label, MetadataKey, Penalty, Share, StreamOptions, TokenCount
+from hitsend.serve.api.tiers import Priority, read_tier
 from hitsend.serve.api.turns import Turns
 from hitsend.settings import AccessSettings
 
@@ -105,6 +106,7 @@ class ResponsesBody(InputTokensBody, frozen=True, forbid_unknown_fields=True, kw
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
     service_tier: str | None = None
+    priority: Priority | None = None
     max_tool_calls: int | None = None
     background: bool | None = None
     background_options: Any = None
@@ -197,6 +199,7 @@ def build(
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         output_format=_format(body.text),
+        tier=read_tier(body.service_tier, body.priority, principal),
     )
     items = (*before, *responses_items.to_store(given, request_id))
     return Asked(request, body, items, tuple(body.tools or ()))
@@ -225,8 +228,6 @@ def _check_features(body: ResponsesBody) -> list[str]:
     wire.refuse(body, UNSUPPORTED)
     if body.truncation not in (None, "disabled"):
         raise InvalidRequest("truncation: only disabled is supported: nothing is cut to fit", param="truncation")
-    if body.service_tier not in (None, "auto", "default"):
-        raise InvalidRequest("service_tier: only auto and default are supported", param="service_tier")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is only for stream: true", param="stream_options")
     if body.stream_options is not None and body.stream_options.include_usage is not None:

@@ -21,6 +21,7 @@ from hitsend.serve.api.blocks import Block, Blocks, Step
 from hitsend.serve.api.chat_response import IncompleteAnswer
 from hitsend.serve.api.responses_request import Asked
 from hitsend.serve.api.services import Answer
+from hitsend.serve.api.tiers import tier_name
 from hitsend.serve.stream import sse
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -240,7 +241,7 @@ def _echo(asked: Asked) -> dict[str, Any]:
         "prompt_cache_key": wire.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": wire.safety_identifier,
-        "service_tier": "default",
+        "service_tier": tier_name(request),
         "temperature": wire.temperature,
         "text": text,
         "tool_choice": wire.tool_choice if wire.tool_choice is not None else "auto",

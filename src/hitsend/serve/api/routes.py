@@ -1,8 +1,9 @@
 """The routes, and what every request passes before it reaches one.
 
-Enters: ASGI scopes. Leaves: responses. Always true: the order is request id, Host, caller, route, method, handler, and
-nothing is read or computed for a caller who isn't known (only `/healthz` needs no key); a route is matched on the
-scope's path alone; whatever a handler raises becomes a status here, unless the response has begun. Next: `exchange.py`.
+Enters: ASGI scopes. Leaves: responses. Always true: the order is request id, Host, caller, route, method, rights,
+handler, and nothing is read or computed for a caller who isn't known (only `/healthz` needs no key); a route is matched
+on the scope's path alone; whatever a handler raises becomes a status here, unless the response has begun. Next:
+`exchange.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,10 +21,12 @@ from hitsend.serve.api import (
     responses,
     tokens,
 )
+from hitsend.serve.api.admin import ADMIN_ROUTES
 from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
 from hitsend.serve.api.hosts import check_host, check_origin, host_name
+from hitsend.serve.api.policy import OPEN_TO_ALL, check_rights
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Receive, Send
 
@@ -54,15 +57,14 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/inspect/state": {"GET": inspect.state},
     "/inspect/web/{id}": {"GET": inspect.page_file},
     "/metrics": {"GET": inspect.metrics},
+    **ADMIN_ROUTES,
     "/healthz": {"GET": inspect.healthz},
     "/readyz": {"GET": inspect.readyz},
 }
 """Template to method to handler. What stands for the braces is the handler's `param`, slashes and all; of two templates
-that fit, the upper one is meant."""
+that fit, the upper one is meant. Who may use which: `policy.py`."""
 
 ROUTES["/openapi.json"] = {"GET": openapi.telling(ROUTES)}
-
-OPEN_TO_ALL = frozenset({"/healthz"})
 
 
 class Routes:
@@ -117,6 +119,7 @@ class Routes:
         handler = handlers.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
             raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
+        check_rights(exchange.principal, exchange.route)
         await handler(exchange)
 
 

@@ -36,7 +36,7 @@ class SamplingIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mirostat: Any = None
     mirostat_tau: Any = None
     mirostat_eta: Any = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
 REFUSED = {
@@ -44,7 +44,6 @@ REFUSED = {
     "mirostat": "it adapts to what was drawn before and replaces every other filter; min_p or top_p bound surprise too",
     "mirostat_tau": "it belongs to mirostat",
     "mirostat_eta": "it belongs to mirostat",
-    "prompt_logprobs": "it would take a row of logits per prompt token",
 }
 """Fields of other servers that aren't served, and why."""
 

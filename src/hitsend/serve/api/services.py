@@ -12,8 +12,11 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.events import LimitCheck
+from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.serve.access.principals import PrincipalStore
+from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
@@ -130,6 +133,14 @@ class ServedModel(msgspec.Struct, frozen=True):
     owned_by: str = "hitsend"
 
 
+class Administration(msgspec.Struct, frozen=True):
+    """What `/admin` changes, and how this server is told that it was."""
+
+    keys: KeyStore
+    principals: PrincipalStore
+    refresh: Callable[[], Awaitable[None]]
+
+
 class Health(msgspec.Struct, frozen=True):
     """`is_healthy`: the engine makes progress or has nothing to do. `is_ready`: a request sent now would be served."""
 
@@ -148,7 +159,9 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none. `suited`: the request as this model's template gets it.
+    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
+    request as this model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any
+    request; it only looks, and never waits.
     """
 
     clock: Clock
@@ -171,3 +184,5 @@ class Services(msgspec.Struct, frozen=True):
     estimate: Callable[[Request, tuple[LimitCheck, ...]], Awaitable[Estimate]]
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
+    admin: Administration | None = None
+    shed: Callable[[tuple[Level, ...]], None] = lambda _: None

@@ -43,6 +43,7 @@ async def tokenize(exchange: Exchange) -> None:
     """Answer `{"tokens": [...], "count": n}`."""
     body = await read_json_body(exchange.receive, exchange.headers, exchange.services.access)
     wire, tree = _read(exchange, body, TokenizeBody)
+    exchange.check_tokenizer(wire.model)
     given = [name for name in ("content", "prompt", "messages") if getattr(wire, name) is not None]
     if len(given) != 1:
         raise InvalidRequest("give exactly one of content, prompt and messages", param=given[1] if given else "content")
@@ -61,6 +62,7 @@ async def detokenize(exchange: Exchange) -> None:
     """Answer the text under both names that clients look for."""
     body = await read_json_body(exchange.receive, exchange.headers, exchange.services.access)
     wire, _ = _read(exchange, body, DetokenizeBody)
+    exchange.check_tokenizer(wire.model)
     text = await exchange.services.text.detokenize(tuple(wire.tokens))
     await exchange.answer_json({"content": text, "prompt": text})
 

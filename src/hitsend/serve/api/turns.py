@@ -16,7 +16,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._calls: set[str] = set()
+        self._calls: dict[str, bool] = {}  # whether it waits for its result
         self._thoughts: list[str] = []
         self._words: list[str] = []
         self._open_calls: list[dict[str, Any]] = []
@@ -49,12 +49,15 @@ class Turns:
             raise InvalidRequest(f"{where} is empty or used twice", param=where)
         function = {"name": name, "arguments": arguments}
         self._open_calls.append({"id": call_id, "type": "function", "function": function})
-        self._calls.add(call_id)
+        self._calls[call_id] = True
 
     def result(self, call_id: str, text: str, *, where: str) -> None:
-        """What a call returned. Raises InvalidRequest when no such call was made."""
+        """What a call returned. Raises InvalidRequest when no such call waits for it."""
         if call_id not in self._calls:
             raise InvalidRequest(f"{where} matches no earlier call", param=where)
+        if not self._calls[call_id]:
+            raise InvalidRequest(f"{where}: this call has its result already", param=where)
+        self._calls[call_id] = False
         self._close()
         self._messages.append(Message("tool", text, {"tool_call_id": call_id}))
 

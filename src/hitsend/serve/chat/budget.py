@@ -8,7 +8,7 @@ the same `Fitted`. Pure: randomness comes in as a function. Next: `presets.py`.
     The rule of the exact fit: prompt + max_tokens <= context.
       prompt >= context                      refused: there is no room for one token of output
       prompt + max_tokens > context          refused when the client set max_tokens: it is never lowered in silence
-      max_tokens not set                     context - prompt, at most `ceiling`
+      max_tokens not set                     context - prompt, at most `ceiling` and what the caller's levels can hold
 """
 
 from collections.abc import Callable
@@ -36,36 +36,65 @@ _FIELDS = (
 _UNPRESET = tuple(field for field in SamplingAsked.__struct_fields__ if field not in {*_FIELDS, "seed"})
 """Only clients ask for these; no model's makers recommend them."""
 
+CONTEXT_IS = "This model's maximum context length is"
+"""OpenAI's words: clients know a prompt that is too long by them, and shorten it or go to another model."""
+
 SEED_BITS = 32
 
 
 class Budget(msgspec.Struct, frozen=True):
     """The second check for one model. `ceiling`: most output where the client set no max_tokens.
 
-    `draw` gives a seed where the client sent none.
+    `draw` gives a seed where the client sent none. `max_prompt_logprobs`: see `_check_scores`.
     """
 
     defaults: Defaults
     draw: Callable[[], int]
     ceiling: int | None = None
+    max_prompt_logprobs: int = 16_384
 
-    def fit(self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts) -> Fitted:
-        """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest."""
+    def fit(
+        self, request: Request, prompt: Prompt | Prompts, facts: EngineFacts, most_output: int | None = None
+    ) -> Fitted:
+        """Check the limits and resolve every value. Raises ContextLengthExceeded, InvalidRequest.
+
+        `most_output`: tokens per choice that the caller's levels can ever hold; None: no limit.
+        """
         context, num_tokens = facts.cells_per_slot, prompt.num_tokens
         param, asked = "prompt" if request.prompts else "messages", request.max_tokens
-        max_tokens = allowed_output(
-            asked, num_prompt_tokens=num_tokens, context=context, ceiling=self.ceiling, param=param
-        )
+        ceilings = [most for most in (self.ceiling, most_output) if most is not None]
+        ceiling = min(ceilings, default=None)
+        max_tokens = allowed_output(asked, num_prompt_tokens=num_tokens, context=context, ceiling=ceiling, param=param)
         _check_tokens(request, facts.vocab_size)
         if request.min_tokens > max_tokens:
             text = f"min_tokens is {request.min_tokens}, but the answer may have {max_tokens} tokens at most"
             raise InvalidRequest(text, param="min_tokens")
         sampling, sources = resolve_sampling(request, self.defaults, self.draw)
-        checks = (
+        checks: tuple[LimitCheck, ...] = (
             LimitCheck("prompt_tokens", num_tokens, context - 1),
             LimitCheck("prompt_and_max_tokens", num_tokens + max_tokens, context),
+            *(() if most_output is None else (LimitCheck("max_tokens_of_levels", max_tokens, most_output),)),
         )
+        checks += self._check_scores(request, prompt)
         return Fitted(max_tokens=max_tokens, limits=checks, sampling=sampling, sources=sources)
+
+    def _check_scores(self, request: Request, prompt: Prompt | Prompts) -> tuple[LimitCheck, ...]:
+        """How many log-probabilities of prompt tokens the answer would have. Raises InvalidRequest."""
+        if request.prompt_logprobs is None:
+            return ()
+        per_token, limit = max(1, request.prompt_logprobs), self.max_prompt_logprobs
+        if isinstance(prompt, Prompts):
+            num_tokens, times = sum(map(len, prompt.every)), request.n
+        else:
+            num_tokens, times = prompt.num_tokens, 1
+        count = num_tokens * times * per_token
+        if count > limit:
+            raise InvalidRequest(
+                f"prompt_logprobs: {num_tokens * times} prompt tokens with {per_token} each are {count}, limit {limit} "
+                "(access.max_prompt_logprobs)",
+                param="prompt_logprobs",
+            )
+        return (LimitCheck("max_prompt_logprobs", count, limit),)
 
 
 def allowed_output(
@@ -75,16 +104,16 @@ def allowed_output(
     left = context - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
-            f"{num_prompt_tokens} tokens of {param}; this model's context is {context} tokens, of which at "
-            f"least one must stay free for the answer. Shorten the {param}; nothing is cut off.",
+            f"{CONTEXT_IS} {context} tokens, of which at least one must stay free for the answer; there are "
+            f"{num_prompt_tokens} tokens of {param}. Shorten the {param}; nothing is cut off.",
             param=param,
         )
     if max_tokens is None:
         return left if ceiling is None else min(left, ceiling)
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"{num_prompt_tokens} tokens of {param} and {max_tokens} are asked for the answer, "
-            f"{num_prompt_tokens + max_tokens} together; this model's context is {context} tokens. "
+            f"{CONTEXT_IS} {context} tokens; there are {num_prompt_tokens} tokens of {param} and {max_tokens} are "
+            f"asked for the answer, {num_prompt_tokens + max_tokens} together. "
             f"At most {left} tokens of answer fit behind the {param}.",
             param=param,
         )
@@ -127,6 +156,7 @@ def resolve_sampling(
         logit_bias=request.logit_bias,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
     return sampling, sources
 

@@ -6,7 +6,8 @@ forced is what the parsers in `output/` read, because both come from one `ToolFo
 token of this model is forced as that token, never spelled; calls that nobody forces stay free (`tool_choice` auto
 without strict). Next: `text.py`.
 
-    tool_choice required, or named    one call, or several where parallel calls are allowed; nothing else
+    tool_choice required              one call, or several where parallel calls are allowed; nothing else
+    tool_choice names a function      exactly one call of it; nothing else
     auto, and a tool is strict        any text; a call that begins has to be a valid one
     auto, and an output format        either calls or the formatted answer
 """
@@ -16,12 +17,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hitsend.core.constraint import WHITESPACE, ConstraintSpec, GrammarSource
+from hitsend.core.constraint import ConstraintSpec, GrammarSource
 from hitsend.core.errors import InvalidRequest
 from hitsend.core.request import OutputFormat, Request, Tool, ToolChoice
 from hitsend.core.tool_format import ReasoningFormat, ToolFormat
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.xml_values import json_rule, slashed, xml_value
 
+_NARROWING = frozenset({"const", "enum", "anyOf", "oneOf", "allOf", "$ref"})
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -92,7 +95,8 @@ class Calls:
     ) -> None:
         self._form = form
         self._vocabulary = vocabulary
-        self._is_parallel = is_parallel
+        # a named function is called exactly once, as at OpenAI; a weak model would repeat it to the last token
+        self._is_parallel = is_parallel and not choice.names
         self._is_forced = choice.mode == "required"
         self._tools = [(i, tool) for i, tool in enumerate(tools) if not choice.names or tool.name in choice.names]
         if not self._tools:
@@ -112,11 +116,11 @@ class Calls:
         if answer.kind in ("json_object", "json_schema"):
             schema = ANY_OBJECT if answer.kind == "json_object" else answer.value
             schemas = (("response_format", schema),)
-            line = f"answer: {_json(schema)}"
+            line = f"answer: {json_rule(schema)}"
         elif answer.kind == "choice":
             line = "answer: " + " | ".join(_literal(each) for each in answer.value)
         elif answer.kind == "regex":
-            line = f"answer: {_regex(answer.value)}"
+            line = f"answer: {slashed(answer.value)}"
         else:
             text = "a Lark grammar can't be combined with tools; set tool_choice to none"
             raise InvalidRequest(f"structured_outputs: {text}", param="structured_outputs")
@@ -176,7 +180,7 @@ class Calls:
     def _json_call(self, rule: str, tool: Tool) -> Iterator[str]:
         key = self._form.argument_keys[0]
         head = f'{{"name": {json.dumps(tool.name)}, {json.dumps(key)}: '
-        yield f'{rule}: {_literal(head)} {_json(self._schema(tool))} "}}"'
+        yield f'{rule}: {_literal(head)} {json_rule(self._schema(tool))} "}}"'
 
     def _xml_call(self, rule: str, tool: Tool) -> Iterator[str]:
         form, schema = self._form, self._schema(tool)
@@ -185,12 +189,13 @@ class Calls:
             value = f"{rule}_{number}"
             begin = _literal(f"{form.parameter_begin}{name}{form.tag_end}\n")
             end = f"\n{form.parameter_end}\n"
-            if _is_plain_text(property_schema):
-                yield f"{value}[suffix={_literal(end)}]: {_ANY_TEXT}"
-                part = f"{begin} {value}"
-            else:
-                yield f"{value}: {_xml_value(property_schema, schema)}"
-                part = f"{begin} {value} {_literal(end)}"
+            if form.tag_end in name or name != name.strip().strip("\"'"):
+                raise InvalidRequest(f"tools: {name[:64]!r} can't be a parameter between tags", param="tools")
+            try:
+                yield from xml_value(value, property_schema, _definitions(schema), end, is_strict=tool.strict)
+            except ValueError as error:
+                raise InvalidRequest(f"tools: {tool.name}.{name[:64]}: {error}", param="tools") from None
+            part = f"{begin} {value}"
             parts.append(part if name in schema.get("required", ()) else f"({part})?")
         head = _literal(f"{form.function_begin}{tool.name}{form.tag_end}\n")
         yield f"{rule}: {' '.join([head, *parts, _literal(form.function_end)])}"
@@ -237,38 +242,12 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _regex(text: str) -> str:
-    """Between slashes; those inside are escaped, once."""
-    return "/" + re.sub(r"(?s)\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], text) + "/"
-
-
-def _json(schema: dict[str, Any]) -> str:
-    options = {"whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps(schema | {"x-guidance": options})
-
-
-def _inside(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """A property's schema on its own, with the definitions that it may refer to."""
-    own = schema if isinstance(schema, dict) else {}
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return {**own, **shared}
-
-
-def _is_plain_text(schema: Any) -> bool:
-    limiting = ("enum", "const", "pattern", "format", "anyOf", "oneOf", "allOf", "minLength", "maxLength")
-    return isinstance(schema, dict) and schema.get("type") == "string" and not any(key in schema for key in limiting)
-
-
-def _xml_value(schema: Any, root: dict[str, Any]) -> str:
-    """Texts stand without quotes there; everything else is JSON."""
-    if isinstance(schema, dict):
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        if values and all(isinstance(value, str) for value in values):
-            return " | ".join(_literal(value) for value in values)
-    return _json(_inside(schema, root))
+def _definitions(root: dict[str, Any]) -> dict[str, Any]:
+    """What a property's schema may refer to."""
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}
 
 
 def _python_value(schema: Any, root: dict[str, Any]) -> str:
-    if isinstance(schema, dict) and schema.get("type") == "boolean":
+    if isinstance(schema, dict) and schema.get("type") == "boolean" and not _NARROWING & schema.keys():
         return '"True" | "False"'
-    return _json(_inside(schema, root))
+    return json_rule((schema if isinstance(schema, dict) else {}) | _definitions(root))

@@ -56,21 +56,36 @@ def refuse(request: Request, terms: Handover) -> None:
     raise InvalidRequest(f"model: {text}", param="model")
 
 
-def fit(request: Request, terms: Handover, extensions: set[str], ceiling: int | None) -> Fitted:
-    """What will be asked for. Raises InvalidRequest naming the field, ContextLengthExceeded."""
+def check(request: Request, terms: Handover, extensions: set[str]) -> None:
+    """Whether it can be asked there at all; `extensions` are the fields it has beyond OpenAI's. Raises InvalidRequest
+    naming the field."""
     if request.prompts:
         text = f"prompt: {request.model} is served by {terms.engine}, which takes messages only"
         raise InvalidRequest(text, param="prompt")
-    for field in sorted(extensions - terms.passes):
+    refused = extensions - terms.passes
+    if request.prompt_logprobs is not None:
+        refused |= {"prompt_logprobs"}  # upstreams don't agree on where an answer has them
+    for field in sorted(refused):
         raise InvalidRequest(f"{field}: {terms.engine}, which serves this model, doesn't take it", param=field)
-    max_tokens = request.max_tokens or min(terms.max_tokens, ceiling or terms.max_tokens)
+
+
+def fit(request: Request, terms: Handover, ceiling: int | None, most_output: int | None = None) -> Fitted:
+    """What will be asked for. Raises ContextLengthExceeded.
+
+    `ceiling` where the client set no max_tokens; `most_output`: tokens per choice that the caller's levels can hold.
+    """
+    usual = min(most for most in (terms.max_tokens, ceiling, most_output) if most is not None)
+    max_tokens = request.max_tokens or usual
     if max_tokens >= terms.context:
         text = f"{max_tokens} tokens are asked for the answer; this model's context is {terms.context} tokens"
         raise ContextLengthExceeded(text, param="max_tokens")
+    limits = [LimitCheck("max_tokens", max_tokens, terms.context - 1)]
+    if most_output is not None:
+        limits.append(LimitCheck("max_tokens_of_levels", max_tokens, most_output))
     asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
     return Fitted(
         max_tokens=max_tokens,
-        limits=(LimitCheck("max_tokens", max_tokens, terms.context - 1),),
+        limits=tuple(limits),
         sampling=msgspec.convert(
             asked | {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}, SamplingParams
         ),

@@ -30,7 +30,7 @@ from hitsend.serve.chat.marks import (
 from hitsend.serve.chat.spans import anchored_message, find_spans
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
-from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools
+from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools, write_turns
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -184,8 +184,11 @@ class Composer:
         messages = [self._template_message(message, marks) for message in order.messages]
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
         inserted = 0
-        if tools and not self._template.uses_tools:
-            inserted = write_tools(messages, tools)
+        if not self._template.uses_tools:
+            has_calls = any(message.get("tool_calls") for message in messages)
+            if tools or (has_calls and not self._template.prints_calls):
+                write_turns(messages)
+            inserted = write_tools(messages, tools) if tools else 0
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message

@@ -17,12 +17,18 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from hitsend.core.errors import InvalidRequest
+from hitsend.serve.chat.enforceable import MAX_EXACT
+from hitsend.serve.chat.pattern import portable
 
 MAX_DEPTH = 64
 MAX_NODES = 5_000
 MAX_ENUM = 10_000
 MAX_ENUM_BYTES = 1024 * 1024
 MAX_PATTERN = 4_096
+MAX_MULTIPLE = 1_000
+"""Largest `multipleOf`: the library keeps a state for each remainder."""
+
+MIN_EXACT = 1e-12
 MAX_REPEAT = 100_000
 """Largest length or count that a bound may have."""
 
@@ -40,6 +46,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLES = ("items", "additionalProperties")
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_RANGE = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LOOKAROUND = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[1-9]")
 
 
@@ -113,6 +120,10 @@ class _Check:
         for keyword, value in node.items():
             if keyword in UNSUPPORTED or (keyword == "uniqueItems" and value):
                 self._refuse(path, keyword, "is not supported: it can't be enforced while text is generated")
+            if keyword == "$id" and path:
+                self._refuse(path, keyword, "is supported at the top only: below, it changes what references mean")
+            if keyword in ("enum", "const"):
+                self._check_exact(path, keyword, value)
         self._check_type(path, node)
         self._check_choices(path, node)
         self._check_bounds(path, node)
@@ -162,11 +173,11 @@ class _Check:
                 self._refuse(path, low, f"{node[low]} is more than {high} {node[high]}")
 
     def _check_range(self, path: str, node: dict[str, Any]) -> None:
-        for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"):
+        for keyword in (*_RANGE, "multipleOf"):
             if keyword in node and not _is_number(node[keyword]):
                 self._refuse(path, keyword, "has to be a number")
-        if node.get("multipleOf", 1) <= 0:
-            self._refuse(path, "multipleOf", "has to be more than 0")
+        self._check_multiple(path, node.get("multipleOf", 1))
+        self._check_magnitude(path, node)
         for low in ("minimum", "exclusiveMinimum"):
             for high in ("maximum", "exclusiveMaximum"):
                 if low not in node or high not in node:
@@ -174,6 +185,37 @@ class _Check:
                 is_open = (low, high) != ("minimum", "maximum")
                 if node[low] > node[high] or (is_open and node[low] == node[high]):
                     self._refuse(path, low, f"{node[low]} leaves nothing below {high} {node[high]}")
+
+    def _check_magnitude(self, path: str, node: dict[str, Any]) -> None:
+        for keyword in _RANGE:
+            if 0 < abs(node.get(keyword, 0)) < MIN_EXACT:
+                self._refuse(path, keyword, f"lies nearer to 0 than {MIN_EXACT}")
+        for keyword, sign in (("minimum", 1), ("exclusiveMinimum", 1), ("maximum", -1), ("exclusiveMaximum", -1)):
+            if node.get(keyword, 0) * sign > MAX_EXACT:
+                self._refuse(path, keyword, f"lies beyond ±{MAX_EXACT}, where numbers can't be kept exactly")
+        if "minimum" in node and node["minimum"] == node.get("maximum"):
+            self._check_exact(path, "minimum", node["minimum"])
+
+    def _check_multiple(self, path: str, value: float) -> None:
+        if value <= 0:
+            self._refuse(path, "multipleOf", "has to be more than 0")
+        if value > MAX_MULTIPLE:
+            self._refuse(path, "multipleOf", f"{str(value)[:40]}, limit {MAX_MULTIPLE}")
+        if value * 1024 % 1:
+            self._refuse(
+                path, "multipleOf", "a fraction has to be binary (0.5, 0.25, …): others aren't exact as floats"
+            )
+
+    def _check_exact(self, path: str, keyword: str, value: Any) -> None:
+        """Numbers in `value` have to be such that the library writes them as they are."""
+        waiting = [value]
+        for each in waiting:
+            if isinstance(each, dict):
+                waiting += each.values()
+            elif isinstance(each, list):
+                waiting += each
+            elif _is_number(each) and not _is_exact(each):
+                self._refuse(path, keyword, f"{str(each)[:40]} can't be kept exactly: too large, too small or too long")
 
     def _check_text(self, path: str, node: dict[str, Any]) -> None:
         patterns = node.get("patternProperties", {})
@@ -186,6 +228,10 @@ class _Check:
                 self._refuse(path, keyword, f"has {len(pattern)} characters, limit {MAX_PATTERN}")
             if _LOOKAROUND.search(pattern):
                 self._refuse(path, keyword, "look-around and back-references are not supported")
+            try:
+                portable(pattern)
+            except ValueError as error:
+                self._refuse(path, keyword, str(error))
         found = node.get("format")
         if found is not None and found not in FORMATS:
             self._refuse(
@@ -285,6 +331,12 @@ class _Finite:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_exact(value: float) -> bool:
+    if value == 0:
+        return True
+    return 1e-9 <= abs(value) <= MAX_EXACT and float(f"{value:.15g}" if value % 1 else value) == value
 
 
 def _is_of(value: Any, types: Any) -> bool:

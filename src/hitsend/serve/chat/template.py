@@ -262,6 +262,7 @@ class ChatTemplate:
             _refuse_loading(tree)
             variables = frozenset(meta.find_undeclared_variables(tree))
             self.variables, self.uses_tools = variables - _RESERVED, "tools" in variables
+            self.prints_calls = "tool_calls" in source
             self._compiled = self._sandbox.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template can't be compiled: {error}") from error

@@ -36,13 +36,14 @@ def offered_tools(request: Request) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any]) -> int:
-    """Describe the tools in the system message and write calls and results of the history as plain turns.
-
-    Changes `messages`; returns how many were put in front of them (0 or 1).
-    """
+def write_turns(messages: list[dict[str, Any]]) -> None:
+    """Write calls and results of the history as plain turns, for a template that would leave them out."""
     for message in messages:
         _write_turn(message)
+
+
+def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any]) -> int:
+    """Describe the tools in the system message. Returns how many messages were put in front (0 or 1)."""
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     words = _ASKING.format(tools=lines, begin=HERMES.begin, end=HERMES.end)
     if messages and messages[0]["role"] == "system":

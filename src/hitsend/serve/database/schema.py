@@ -66,7 +66,43 @@ KEYS = Table(
     Column("org_name", Text),
     Column("created_at", Double, nullable=False),
     Column("revoked_at", Double),
+    Column("role", String(16), nullable=False, server_default="caller"),
+    Column("limits", Text, nullable=False, server_default="{}"),
+    Column("models", Text),
+    Column("endpoints", Text),
+    Column("tier", Integer),
+    Column("max_tier", Integer),
+    Column("expires_at", Double),
+    Column("previous_digest", String(64)),
+    Column("overlap_until", Double),
+    Column("rotated_at", Double),
+    Column("last_used_at", Double),
 )
+"""`limits`, `models` and `endpoints` are JSON; `previous_digest` is of the secret before the last rotation."""
+
+PRINCIPALS = Table(
+    "principals",
+    METADATA,
+    Column("kind", String(8), primary_key=True),
+    Column("org_name", Text, primary_key=True),
+    Column("app_name", Text, primary_key=True),
+    Column("user_name", Text, primary_key=True),
+    Column("limits", Text, nullable=False),
+    Column("models", Text),
+    Column("tier", Integer),
+    Column("max_tier", Integer),
+    Column("created_at", Double, nullable=False),
+    Column("disabled_at", Double),
+)
+"""Global, organisations, applications, users; a name that a level doesn't have is empty. `limits`, `models`: JSON."""
+
+ACCESS_CHANGES = Table(
+    "access_changes",
+    METADATA,
+    Column("name", String(16), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+)
+"""One row, `access`: counted up by everything that changes what callers may do, so that servers know when to read."""
 
 HOLDS = Table(
     "holds",

@@ -2,12 +2,14 @@
 
 Enters: operations, each a function of a connection. Leaves: their results, once they are durable. Always true:
 operations run in the order in which they were submitted; when a group fails, each of its operations is tried once more,
-alone, so that a bad one ends nobody else's; an operation may run twice and must therefore be idempotent; one that was
-submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
+alone, so that a bad one ends nobody else's; when the database was lost, the whole group is tried once more on a new
+connection, and a database that hangs is not asked twice; an operation may run twice and must therefore be idempotent;
+one that was submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -16,7 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.errors import StorageFailed
-from hitsend.serve.database.connection import Database
+from hitsend.serve.database.connection import Database, DatabaseAway
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +117,37 @@ class Writer:
                     break
                 group.append(following)
             began = loop.time()
-            if await self._commit(group) is not None:
-                for alone in group:
-                    error = await self._commit([alone])
-                    if error is not None:
-                        _give_up(alone, error)
+            await self._write(group)
             took_s = loop.time() - began
             patience = PATIENCE if not self._queue.empty() else max(0, patience - 1)
+
+    async def _write(self, group: list[_Item]) -> None:
+        error = await self._commit(group)
+        if isinstance(error, DatabaseAway) and not error.is_silent:
+            error = await self._commit(group)
+        left = deque(group if error is not None else ())
+        while left and not isinstance(error, DatabaseAway):
+            failure = await self._commit([left[0]])
+            if isinstance(failure, DatabaseAway):
+                error = failure
+                break
+            alone = left.popleft()
+            if failure is not None:
+                logger.error("a write to the database failed twice", exc_info=failure)
+                _give_up(alone, failure)
+        if isinstance(error, DatabaseAway):
+            self._give_up_all(left, error)
+
+    def _give_up_all(self, left: deque[_Item], error: DatabaseAway) -> None:
+        """Nobody waits once more for a database that is away; and so that a stop ends, neither does who comes next."""
+        while self._is_closed and not self._queue.empty():
+            if (item := self._queue.get_nowait()) is not None:
+                left.append(item)
+        if self._is_closed:
+            self._queue.put_nowait(None)
+        logger.error("%d writes could not be made: %s", len(left), error)
+        for item in left:
+            _give_up(item, error)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
         # a task of its own holds whatever an operation raises, so that nothing can end the writer
@@ -171,7 +197,6 @@ def _run_bulks(connection: Connection, bulks: dict[Bulk[Any, Any], list[_Item]])
 
 
 def _give_up(item: _Item, error: BaseException) -> None:
-    logger.error("a write to the database failed twice", exc_info=error)
     if not item.future.done():
         failure = StorageFailed("the database did not take the write", retry_after_s=1.0)
         failure.__cause__ = error

@@ -9,7 +9,7 @@ work; meanwhile `generate` refuses with `EngineUnavailable`. One child at a time
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Literal
 
@@ -44,6 +44,7 @@ from hitsend.serve.loop.messages import (
     WasPreempted,
     WasQueued,
 )
+from hitsend.serve.loop.shares import Path, most_waiting, path_of
 from hitsend.settings import EngineSettings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -139,7 +140,7 @@ class EmbeddedEngine:
             await self._child.stop()
 
     def admit(self, job: Job) -> None:
-        """Refuse at once what can never fit or a full queue."""
+        """Refuse at once what can never fit; and, when the queue is full, who has the most waiting in it."""
         if not self._is_ready:
             raise self._unavailable()
         num_prompt_tokens, limit = len(job.prompt_token_ids), self.facts.cells_per_slot
@@ -158,10 +159,18 @@ class EmbeddedEngine:
             raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")
         waiting = sum(generation.num_waiting for generation in self._generations.values())
         places = most - self._figures.slots_used
-        if waiting + job.n > places:
+        if waiting + job.n > places and self._must_yield(job):
             raise ServerOverloaded(
                 f"The queue is full: {waiting} waiting, {job.n} more, room for {places}.", retry_after_s=1.0
             )
+
+    def _must_yield(self, job: Job) -> bool:
+        """As the loop will find; somebody else makes room there otherwise."""
+        waiting: Counter[Path] = Counter()
+        for generation in self._generations.values():
+            waiting[path_of(generation.job.tenant)] += generation.num_waiting
+        path = path_of(job.tenant)
+        return most_waiting(waiting, path, job.n) == path
 
     def generate(self, job: Job) -> EmbeddedGeneration:
         """Submit the job. Raises what `admit` raises, and EngineUnavailable while the child is down."""

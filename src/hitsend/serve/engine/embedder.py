@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +51,24 @@ class _Job(msgspec.Struct, eq=False):
 
     body: bytes
     answer: "asyncio.Future[Answer]"
+
+
+class EmbeddingBatch:
+    """One batch that was handed in. Whoever stops waiting for it withdraws it, or else it is computed all the same."""
+
+    def __init__(self, job: _Job, is_computed: Callable[[_Job], bool]) -> None:
+        self._job = job
+        self._is_computed = is_computed
+
+    async def vectors(self) -> Vectors:
+        """The vectors. May be cancelled and asked again. Raises EngineError."""
+        return _checked(await asyncio.shield(self._job.answer), Vectors)
+
+    def withdraw(self) -> bool:
+        """Take it back from the queue. False: too late, the child has it in its hands, or its answer is there."""
+        if self._job.answer.done() or self._is_computed(self._job):
+            return False
+        return self._job.answer.cancel()
 
 
 class Embedder:
@@ -112,13 +131,13 @@ class Embedder:
 
     async def tokenize(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Ids of each text, special tokens included. Raises EngineError, ServerOverloaded."""
-        return (await self._ask(SplitTexts(texts), TextIds)).token_ids
+        return _checked(await self._hand_in(SplitTexts(texts)).answer, TextIds).token_ids
 
-    async def embed(self, inputs: tuple[tuple[int, ...], ...], dimensions: int) -> Vectors:
-        """Vectors of one batch, which must keep to the limits in `facts`. Raises EngineError, ServerOverloaded."""
-        return await self._ask(EmbedBatch(inputs, dimensions), Vectors)
+    def submit(self, inputs: tuple[tuple[int, ...], ...], dimensions: int) -> EmbeddingBatch:
+        """Hand in one batch, which must keep to the limits in `facts`. Raises EngineUnavailable, ServerOverloaded."""
+        return EmbeddingBatch(self._hand_in(EmbedBatch(inputs, dimensions)), lambda job: job is self._current)
 
-    async def _ask(self, order: SplitTexts | EmbedBatch, kind: type[_A]) -> _A:
+    def _hand_in(self, order: SplitTexts | EmbedBatch) -> _Job:
         if self._is_stopping or (not self._is_open and self._failures > 1):
             raise EngineUnavailable("the embedding model is not running", retry_after_s=5.0)
         if len(self._waiting) >= self._settings.max_waiting:
@@ -127,11 +146,7 @@ class Embedder:
         job = _Job(encode(order), asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self._pump()
-        answer = await job.answer
-        if isinstance(answer, kind):
-            return answer
-        words = answer.message if isinstance(answer, EmbedderRefused) else "it gave another answer than was asked for"
-        raise EngineFailed(f"the embedding model: {words}")
+        return job
 
     def _pump(self) -> None:
         """Hand the next order over, if the child is free."""
@@ -227,3 +242,11 @@ class Embedder:
         for job in jobs:
             if not job.answer.done():
                 job.answer.set_exception(EngineUnavailable(why, retry_after_s=5.0))
+
+
+def _checked(answer: Answer, kind: type[_A]) -> _A:
+    """The answer, if it is of the kind that was asked for. Raises EngineFailed."""
+    if isinstance(answer, kind):
+        return answer
+    words = answer.message if isinstance(answer, EmbedderRefused) else "it gave another answer than was asked for"
+    raise EngineFailed(f"the embedding model: {words}")

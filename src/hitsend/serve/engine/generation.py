@@ -15,7 +15,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import EngineFailed, ServeError, from_code
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
 from hitsend.core.lifecycle import FinishReason
-from hitsend.serve.engine.protocol import ChoiceDone, EngineEvent, Job, Produced, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, EngineEvent, Job, Produced, PromptScored, Tokens
 from hitsend.serve.loop.messages import (
     Abort,
     Command,
@@ -28,9 +28,6 @@ from hitsend.serve.loop.messages import (
     WasPreempted,
     WasQueued,
 )
-
-CLOSE_S = 5.0
-"""How long `aclose` waits for the engine to release the job. A step under way has to end first."""
 
 
 class BatchTotals(NamedTuple):
@@ -106,17 +103,17 @@ class EmbeddedGeneration:
             self._send(Abort(self.job.request_id, choice))
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait until the engine has released it, `CLOSE_S` at most. Safe to call twice."""
+        """Cancel what still runs and wait until the engine has released it. Safe to call twice.
+
+        A step under way has to end first, however slow the machine is: its tokens count. An engine that hangs is killed
+        by its keeper in the end, and that releases everything.
+        """
         if self._open and not self._is_closed:
             self._send(Abort(self.job.request_id))
         self._is_closed = True
         self._wake.set()
         if self._open:
-            try:
-                await asyncio.wait_for(self._released.wait(), CLOSE_S)
-            except TimeoutError:
-                # The engine hangs or is very slow; what it still reports is nobody's any more.
-                self._open.clear()
+            await self._released.wait()
 
     # What follows is called by the engine's side as reports arrive.
 
@@ -198,6 +195,8 @@ class EmbeddedGeneration:
         num_prompt_tokens = len(self.job.prompt_token_ids)
         self._computed[row.choice] = min(num_prompt_tokens, self._computed[row.choice] + row.prefill_tokens)
         self._outputs[row.choice] += len(row.sampled)
+        if row.scored and not self._is_closed:
+            self._emit(PromptScored(row.choice, row.scored))
         if not row.sampled or row.choice in self._silent or self._is_closed:
             return
         if not self._has_first:

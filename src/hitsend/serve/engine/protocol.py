@@ -25,7 +25,7 @@ from hitsend.core.events import (
     Step,
     Streamed,
 )
-from hitsend.core.request import Delta, Request, SampledToken, SamplingParams, Usage
+from hitsend.core.request import Delta, Request, SampledToken, SamplingParams, ScoredToken, Usage
 from hitsend.serve.loop.messages import EngineFacts
 
 
@@ -71,6 +71,13 @@ class Tokens(msgspec.Struct, frozen=True):
     sampled: tuple[SampledToken, ...]
 
 
+class PromptScored(msgspec.Struct, frozen=True):
+    """The next tokens of the prompt, from its second one on, computed by this choice for all of its request."""
+
+    choice: int
+    scored: tuple[ScoredToken, ...]
+
+
 class ChoiceDone(msgspec.Struct, frozen=True):
     """One choice ended by itself: reason is `stop` (the model's end token) or `length`."""
 
@@ -103,6 +110,7 @@ EngineEvent = (
     | Answered
     | Streamed
     | Tokens
+    | PromptScored
     | Delta
     | ChoiceDone
 )
@@ -121,7 +129,7 @@ class Generation(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Cancel what still runs and wait (bounded) until the engine has released it. Safe to call twice.
+        """Cancel what still runs and wait until the engine has released it, or is gone. Safe to call twice.
 
         Afterwards iterating gives what was left unread, without waiting and without raising.
         """

@@ -13,7 +13,16 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from hitsend.core.events import Admitted, FirstToken, Preempted, Queued, Released
-from hitsend.serve.engine.protocol import ChoiceDone, Engine, EngineEvent, Generation, Job, Produced, Tokens
+from hitsend.serve.engine.protocol import (
+    ChoiceDone,
+    Engine,
+    EngineEvent,
+    Generation,
+    Job,
+    Produced,
+    PromptScored,
+    Tokens,
+)
 
 
 def admit_all(engine: Engine, job: Job) -> None:
@@ -114,7 +123,7 @@ class SeveralGenerations:
             self._num_unreleased -= 1
             if self._num_unreleased == 0:
                 self._ready.append(event)
-        elif isinstance(event, Tokens | ChoiceDone | Admitted | Preempted | FirstToken):
+        elif isinstance(event, Tokens | PromptScored | ChoiceDone | Admitted | Preempted | FirstToken):
             self._ready.append(msgspec.structs.replace(event, choice=number * self._n + event.choice))
         else:
             self._ready.append(event)

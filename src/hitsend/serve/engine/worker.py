@@ -58,7 +58,13 @@ def main(arguments: list[str]) -> int:
         line.drain(_DRAIN_S)
         return 1
     settings = config.settings
-    limits = LoopLimits(settings.step_tokens, settings.reserve_tokens, settings.max_waiting, settings.check_every_step)
+    limits = LoopLimits(
+        settings.step_tokens,
+        settings.reserve_tokens,
+        settings.max_waiting,
+        settings.check_every_step,
+        settings.aging_s,
+    )
     driver = Driver(line, Loop(decoder, limits, clock, compiler), clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))

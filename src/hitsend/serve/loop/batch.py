@@ -13,7 +13,7 @@ from hitsend.serve.loop.scheduler import Share
 
 
 def build_batch(shares: Iterable[Share]) -> Batch:
-    """The arrays for the decoder. Only a sequence's last known token wants logits."""
+    """The arrays for the decoder. Logits are wanted of a sequence's last known token, and where a prompt is scored."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -24,8 +24,11 @@ def build_batch(shares: Iterable[Share]) -> Batch:
         token_ids += sequence.token_ids[start:end]
         positions += range(start, end)
         slots += [sequence.held_slot] * share.num_tokens
-        wants_logits += [False] * (share.num_tokens - 1)
-        wants_logits.append(end == len(sequence.token_ids))
+        wants = [False] * share.num_tokens
+        wants[-1] = share.is_last
+        for place in share.scored:
+            wants[place - start] = True
+        wants_logits += wants
     return Batch(
         np.array(token_ids, dtype=np.int32),
         np.array(positions, dtype=np.int32),

@@ -12,7 +12,7 @@ import msgspec
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import SampledToken, SamplingParams
+from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -124,6 +124,7 @@ class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One choice's part in a step; `sampled` is empty while its prompt isn't finished.
 
+    `scored`: the next tokens of the prompt, where the request wants their log-probabilities.
     Without any tokens of its own, but with a sampled one: it got a copy of the prompt that a sibling computed."""
 
     request_id: str
@@ -131,6 +132,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int
     decode_tokens: int
     sampled: tuple[SampledToken, ...] = ()
+    scored: tuple[ScoredToken, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -7,24 +7,29 @@ and who runs, and adds shares to the plan until its tokens are spent:
    victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
    A sequence alone on the engine ends at its limit before it could run out of cells.
-2. `share_with_decodes`      one token each, the least recently served first, leaving some tokens for prompts.
-3. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), in the order of admission. Of
+2. `let_sit_out`             while a prompt of somebody within its share is pending, those that had more than theirs
+   lately (`shares.py`) sit the step out: the newcomer's first token waits for its own prompt, not for their batch.
+3. `share_with_decodes`      one token each, the least recently served first, leaving some tokens for prompts.
+4. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), of whoever had least lately
+   first; those over their share compute a small part of the budget per step, so that nobody waits for a long one. Of
    several choices of one prompt one computes it; those that have a place by its end get a copy (see `step.py`).
-4. `admit_waiting`           while tokens are left: the head of the queue, if its known tokens and a reserve fit. Nobody
-   overtakes a head that doesn't fit yet. The preempted come first, then by (tier, arrival); smaller numbers first.
+5. `admit_waiting`           the head of the queue (`queue.py`), if it can begin now and its known tokens and a reserve
+   fit. Nobody overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
 twice, and nothing here calls the decoder. Next: `sampler.py`.
 """
 
-from bisect import insort
 from collections.abc import Callable
 
 import msgspec
 
 from hitsend.core.lifecycle import State
 from hitsend.serve.loop.kv import CellPool
+from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
+from hitsend.serve.loop.queue import WaitingQueue
 from hitsend.serve.loop.sequence import Sequence
+from hitsend.serve.loop.shares import Shares
 
 PREFILL_SHARE = 8
 """One part in so many of the budget is kept for prompts when decodes alone could fill it."""
@@ -34,24 +39,35 @@ CHUNK_STEP = 64
 whose cuts depended on its neighbours would have other last bits beside them than alone (see `engine/calls.py`)."""
 
 
+KEPT_SHARE = 4
+"""One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
+
+
 class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
-    `check_every_step` compares the books with the sequences after every step.
+    `check_every_step` compares the books with the sequences after every step. Whoever waits and gets nothing goes up a
+    tier every `aging_s`.
     """
 
     step_tokens: int = 512
     reserve_tokens: int = 64
     max_waiting: int = 256
     check_every_step: bool = False
+    aging_s: float = 10.0
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One sequence's part in a step: its next `num_tokens` known tokens."""
+    """One sequence's part in a step: its next `num_tokens` known tokens, of which `is_last` says that none is left.
+
+    `scored`: the positions whose logits say how likely the prompt's next token was.
+    """
 
     sequence: Sequence
     num_tokens: int
     is_decode: bool
+    is_last: bool
+    scored: range
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -79,38 +95,62 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Roster:
-    """Who waits (in the order of the queue), who runs (in the order of admission), and the cells that they share."""
+    """Who waits, who runs (in the order of admission), the cells that they share, and who got how much of it lately."""
 
-    def __init__(self, kv: CellPool, reserve_tokens: int) -> None:
+    def __init__(self, kv: CellPool, limits: LoopLimits) -> None:
         self.kv = kv
-        self.reserve_tokens = reserve_tokens
-        self.waiting: list[Sequence] = []
+        self.reserve_tokens = limits.reserve_tokens
+        self.shares = Shares()
+        self.waiting = WaitingQueue(self.shares, limits.aging_s)
         self.running: list[Sequence] = []
 
-    def enqueue(self, sequence: Sequence) -> None:
-        """Into its place in the queue."""
-        insort(self.waiting, sequence, key=lambda each: each.queue_key)
+    def admit(self, sequence: Sequence, at: float) -> int:
+        """From the queue to a slot, which is returned."""
+        cells = self.cells_for(sequence)
+        self.waiting.remove(sequence, at)
+        self.running.append(sequence)
+        self.shares.run(sequence.path, 1, at)
+        slot = self.kv.take(cells)
+        sequence.admit(slot, at)
+        return slot
 
-    def drop(self, sequence: Sequence) -> int | None:
+    def drop(self, sequence: Sequence, at: float) -> int | None:
         """Out of queue or cells, wherever it is; returns the slot that became free."""
         if sequence.slot is None:
-            self.waiting.remove(sequence)
+            self.waiting.remove(sequence, at)
             return None
         self.running.remove(sequence)
+        self.shares.run(sequence.path, -1, at)
         self.kv.release(sequence.slot)
         return sequence.slot
 
-    def next_waiting(self) -> Sequence | None:
-        """The head of the queue; the paused don't queue."""
-        return next((sequence for sequence in self.waiting if not sequence.is_paused), None)
+    def pause(self, sequence: Sequence, at: float, *, is_paused: bool) -> None:
+        """The paused keep their place, but have no turn."""
+        is_queued = sequence.slot is None
+        if is_queued:
+            self.waiting.remove(sequence, at)
+        sequence.is_paused = is_paused
+        if is_queued:
+            self.waiting.add(sequence, at)
 
     def cells_for(self, sequence: Sequence) -> int:
         """Cells that it must find free to be admitted."""
         return sequence.cells_to_admit(self.reserve_tokens, self.kv.max_sequence_tokens)
 
-    def can_admit(self, sequence: Sequence) -> bool:
-        """Whether slot and cells are there now."""
-        return self.kv.can_take(self.cells_for(sequence))
+    def can_admit(self, sequence: Sequence, at: float) -> bool:
+        """Whether slot and cells are there now, and not kept for others."""
+        cells, kv = self.cells_for(sequence), self.kv
+        if not kv.can_take(cells):
+            return False
+        takes_kept = (
+            kv.num_free_slots <= kv.num_slots // KEPT_SHARE or kv.num_free_cells - cells < kv.num_cells // KEPT_SHARE
+        )
+        may_take_all = not self.running or sequence.state is State.PREEMPTED
+        return may_take_all or not takes_kept or not self.is_over(sequence, at)
+
+    def is_over(self, sequence: Sequence, at: float) -> bool:
+        """Whether its tenant had more than its share lately, while others want theirs."""
+        return self.shares.is_over(sequence.path, at)
 
 
 class StepPlan:
@@ -121,14 +161,21 @@ class StepPlan:
         self.at = at
         self.budget = num_tokens
         self.tokens_left = num_tokens
+        self.scores_left = SCORED_TOKENS
         self.shares: list[Share] = []
+        self.is_for_others = False
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
 
     def share(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give it that many tokens of the budget."""
-        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding))
+        """Give it that many tokens of the budget, if any."""
+        if not num_tokens:
+            return
+        is_last = num_tokens == sequence.num_pending_tokens
+        scored = sequence.places_to_score(num_tokens)
+        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding, is_last, scored))
         self.tokens_left -= num_tokens
+        self.scores_left -= len(scored)
 
 
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
@@ -139,14 +186,25 @@ def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
             _preempt(roster, plan, max(roster.running, key=lambda each: (each.is_paused, each.arrival)))
 
 
+def let_sit_out(roster: Roster, plan: StepPlan) -> None:
+    """Nobody is over their share for long without getting anything: what they had counts less and less."""
+    head = roster.waiting.head(plan.at)
+    has_prompt = head is not None and not roster.is_over(head, plan.at) and roster.can_admit(head, plan.at)
+    plan.is_for_others = has_prompt or any(
+        _has_prompt(each) and not roster.is_over(each, plan.at) for each in roster.running
+    )
+
+
 def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
     """A budget of one token alternates between decodes and prompts."""
-    head = roster.next_waiting()
+    head = roster.waiting.head(plan.at)
     has_prefill = any(not each.is_decoding and not each.is_paused for each in roster.running)
     kept = 0
-    if has_prefill or (head is not None and roster.can_admit(head)):
+    if has_prefill or (head is not None and roster.can_admit(head, plan.at)):
         kept = plan.budget // PREFILL_SHARE if plan.budget >= PREFILL_SHARE else plan.step % 2
     decoding = [each for each in roster.running if each.is_decoding and not each.is_paused]
+    if plan.is_for_others:
+        decoding = [each for each in decoding if not roster.is_over(each, plan.at)]
     room = plan.tokens_left - kept
     if len(decoding) > room:
         decoding.sort(key=lambda each: each.last_step)
@@ -155,39 +213,34 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 
 
 def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
-    """As much as is left, first come first served."""
-    for sequence in roster.running:
+    """As much as is left, whoever had least lately first."""
+    for sequence in sorted(roster.running, key=lambda each: roster.shares.order(each.path, plan.at)):
         if plan.tokens_left < 1:
             return
         if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling):
-            num_tokens = _chunk(plan, sequence.num_computed_tokens, sequence.num_pending_tokens)
-            if num_tokens:
-                plan.share(sequence, num_tokens)
+            plan.share(sequence, _chunk(roster, plan, sequence))
 
 
 def admit_waiting(roster: Roster, plan: StepPlan) -> None:
-    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt."""
+    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
+    to be scored: such a one holds up nobody behind it."""
     while True:
-        sequence = roster.next_waiting()
-        if sequence is None or not roster.can_admit(sequence):
+        sequence = roster.waiting.head(plan.at)
+        if sequence is None or not roster.can_admit(sequence, plan.at):
             return
-        is_follower = sequence.waits_for_sibling
-        num_tokens = 0 if is_follower or plan.tokens_left < 1 else _chunk(plan, 0, len(sequence.token_ids))
+        is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
+        num_tokens = 0 if is_follower else _chunk(roster, plan, sequence)
         if not num_tokens and not is_follower:
             return
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
-        roster.waiting.remove(sequence)
-        roster.running.append(sequence)
-        slot = roster.kv.take(cells)
-        sequence.admit(slot, plan.at)
+        slot = roster.admit(sequence, plan.at)
         plan.admissions.append(Admission(sequence, slot, free, cells))
-        if num_tokens:
-            plan.share(sequence, num_tokens)
+        plan.share(sequence, num_tokens)
 
 
 Rule = Callable[[Roster, StepPlan], None]
 
-RULES: tuple[Rule, ...] = (hold_cells_for_decodes, share_with_decodes, share_with_prefills, admit_waiting)
+RULES: tuple[Rule, ...] = (hold_cells_for_decodes, let_sit_out, share_with_decodes, share_with_prefills, admit_waiting)
 
 
 def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
@@ -220,9 +273,26 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
     return moves
 
 
-def _chunk(plan: StepPlan, start: int, num_pending_tokens: int) -> int:
-    """How much of a prompt fits; 0 where the next multiple of CHUNK_STEP doesn't and another prompt has its turn."""
+def _has_prompt(sequence: Sequence) -> bool:
+    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling)
+
+
+def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
+    """How much of its prompt it may compute in this step; whoever is over its share may do less."""
     left = plan.tokens_left
+    if roster.is_over(sequence, plan.at):
+        if plan.is_for_others:
+            return 0
+        so_far = sum(share.num_tokens for share in plan.shares if not share.is_decode)
+        left = min(left, max(0, plan.budget // PREFILL_SHARE - so_far))
+        left = left or int(so_far == 0 and plan.tokens_left > 0)
+    if sequence.is_scoring:
+        left = min(left, max(0, plan.scores_left))
+    return _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan)
+
+
+def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> int:
+    """0 where the next multiple of CHUNK_STEP doesn't fit and another prompt has its turn."""
     if num_pending_tokens <= left:
         return num_pending_tokens
     whole = (start + left) // CHUNK_STEP * CHUNK_STEP - start
@@ -234,9 +304,9 @@ def _chunk(plan: StepPlan, start: int, num_pending_tokens: int) -> int:
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
     num_computed_tokens = victim.num_computed_tokens
-    slot = roster.drop(victim)
+    slot = roster.drop(victim, plan.at)
     if slot is None or victim.state is not State.RUNNING:
         raise LookupError(f"{victim.request_id}/{victim.choice} is {victim.state} and can't be preempted")
     victim.preempt()
-    roster.enqueue(victim)
+    roster.waiting.add(victim, plan.at)
     plan.preemptions.append(Preemption(victim, slot, num_computed_tokens))

@@ -8,20 +8,25 @@ running. Next: `kv.py`.
 from hitsend.core.lifecycle import State, advance
 from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
+from hitsend.serve.loop.prompt_scores import PromptScores
 from hitsend.serve.loop.sampler import Sampler
+from hitsend.serve.loop.shares import path_of
 
 
 class Sequence:
     """One choice of one request, from the queue to its end.
 
     `token_ids` are all known tokens, prompt first; the first `num_computed_tokens` of them are in the cache.
-    `arrival` numbers choices in the order of their submission and never repeats. `ends` are the tokens that end it.
+    `arrival` numbers choices in the order of their submission and never repeats. `path` is its tenant's place in
+    `shares.py`. `ends` are the tokens that end it.
+    `scores`: where the prompt's log-probabilities are wanted, how far they are; one object for all choices.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
     __slots__ = (
         "admitted_at",
         "arrival",
+        "arrived_at",
         "choice",
         "constraint",
         "deadline_at",
@@ -33,8 +38,10 @@ class Sequence:
         "num_computed_tokens",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
+        "path",
         "request_id",
         "sampler",
+        "scores",
         "siblings",
         "slot",
         "state",
@@ -56,7 +63,9 @@ class Sequence:
         self.request_id = submit.request_id
         self.choice = choice
         self.arrival = arrival
+        self.arrived_at = at
         self.tier = submit.tier
+        self.path = path_of(submit.tenant)
         self.max_tokens = submit.max_tokens
         self.deadline_s = submit.deadline_s
         self.deadline_at = at + submit.deadline_s
@@ -66,6 +75,7 @@ class Sequence:
         self.num_prompt_tokens_computed = 0
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
+        self.scores: PromptScores | None = None
         self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,
@@ -109,6 +119,18 @@ class Sequence:
         return self.num_computed_tokens > 0 or self.num_output_tokens > 0
 
     @property
+    def is_scoring(self) -> bool:
+        """Whether what it computes next has prompt tokens whose log-probabilities are wanted."""
+        return self.scores is not None and self.scores.done < self.num_prompt_tokens
+
+    def places_to_score(self, num_tokens: int) -> range:
+        """Which positions of its next `num_tokens` have logits that say how likely the prompt's next token was."""
+        if self.scores is None:
+            return range(0)
+        start = self.num_computed_tokens
+        return self.scores.places(start, start + num_tokens, self.num_prompt_tokens)
+
+    @property
     def waits_for_sibling(self) -> bool:
         """Whether another choice is computing the prompt that this one would have to compute, too.
 
@@ -118,11 +140,6 @@ class Sequence:
             return False
         computing = [each for each in self.siblings if each.slot is not None and each.num_output_tokens == 0]
         return bool(computing) and max(computing, key=lambda each: each.num_computed_tokens) is not self
-
-    @property
-    def queue_key(self) -> tuple[bool, int, int]:
-        """Order in the queue: the preempted first, then the better tier, then first come."""
-        return (self.state is not State.PREEMPTED, self.tier, self.arrival)
 
     def cells_to_admit(self, reserve_tokens: int, limit: int) -> int:
         """Cells to hold at admission: all known tokens, and a reserve of at least one but no more than it can use."""

@@ -48,12 +48,16 @@ from hitsend.serve.loop.messages import (
     refused,
     what_is_wrong,
 )
+from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
 from hitsend.serve.loop.sequence import Sequence
+from hitsend.serve.loop.shares import path_of
 
 RETRY_AFTER_S = (1.0, 60.0)
 """Bounds of what is advised to a request that found no place."""
+
+DISPLACED = "The queue is full, and others have less waiting: this request made room for one of theirs."
 
 _ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELLED}
 
@@ -67,7 +71,7 @@ class Loop:
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
-        self._roster = Roster(self._kv, limits.reserve_tokens)
+        self._roster = Roster(self._kv, limits)
         self._live: dict[str, list[Sequence]] = {}
         self._breakers: Breakers | None = None
         self._outbox: list[Report] = []
@@ -89,8 +93,9 @@ class Loop:
         roster = self._roster
         if self._outbox or any(not sequence.is_paused for sequence in roster.running):
             return True
-        head = roster.next_waiting()
-        return head is not None and (roster.can_admit(head) or bool(self._overdue(self._clock.now())))
+        now = self._clock.now()
+        head = roster.waiting.head(now)
+        return head is not None and (roster.can_admit(head, now) or bool(self._overdue(now)))
 
     def handle(self, command: Command) -> None:
         """Apply one command; what there is to say about it comes with the next `step()`. Unknown ids are ignored."""
@@ -102,7 +107,7 @@ class Loop:
                     self._outbox.append(self._end(sequence, FinishReason.CANCELLED))
         elif isinstance(command, Pause | Resume):
             for sequence in self._sequences(command.request_id):
-                sequence.is_paused = isinstance(command, Pause)
+                self._roster.pause(sequence, self._clock.now(), is_paused=isinstance(command, Pause))
         else:
             self._is_shut = True
             error = ShuttingDown("The engine is shutting down.")
@@ -161,6 +166,7 @@ class Loop:
         if error is None:
             try:
                 sequences = [self._new_sequence(submit, choice, now) for choice in range(len(submit.seeds))]
+                error = self._make_room(submit)
             except GrammarFailed as failed:
                 error = failed.as_error()
         if error is not None:
@@ -169,9 +175,11 @@ class Loop:
             return
         self._arrivals += len(sequences)
         self._live[submit.request_id] = sequences
+        num_top = submit.sampling.prompt_logprobs
+        scores = None if num_top is None else PromptScores(num_top)
         for sequence in sequences:
-            sequence.siblings = sequences
-            self._roster.enqueue(sequence)
+            sequence.siblings, sequence.scores = sequences, scores
+            self._roster.waiting.add(sequence, now)
         num_waiting, num_running = len(self._roster.waiting), len(self._roster.running)
         self._outbox.append(WasQueued(submit.request_id, now, num_waiting, num_running))
 
@@ -207,13 +215,21 @@ class Loop:
                 f"{limit} that one sequence can have here.",
                 param="messages",
             )
-        num_waiting, places = len(self._roster.waiting), self._limits.max_waiting + self._kv.num_free_slots
-        if num_waiting + len(submit.seeds) > places:
-            return ServerOverloaded(
-                f"The queue is full: {num_waiting} waiting, {len(submit.seeds)} more, room for {places}.",
-                retry_after_s=self._retry_after_s(),
-            )
         return None
+
+    def _make_room(self, submit: Submit) -> ServerOverloaded | None:
+        """Where the queue is full, whoever has the most waiting there yields; that can be the newcomer."""
+        num_waiting, places = len(self._roster.waiting), self._limits.max_waiting + self._kv.num_free_slots
+        excess = num_waiting + len(submit.seeds) - places
+        if excess <= 0:
+            return None
+        retry_after_s = self._retry_after_s()
+        displaced = self._roster.waiting.displaced_by(path_of(submit.tenant), len(submit.seeds), excess)
+        for sequence in displaced:
+            error = ServerOverloaded(DISPLACED, retry_after_s=retry_after_s)
+            self._outbox.append(self._end(sequence, FinishReason.ERROR, error))
+        full = f"The queue is full: {num_waiting} waiting, {len(submit.seeds)} more, room for {places}."
+        return None if displaced else ServerOverloaded(full, retry_after_s=retry_after_s)
 
     # One step
 
@@ -280,8 +296,11 @@ class Loop:
         return [(shares, logits)]
 
     def _advance(self, shares: list[Share], logits: NDArray[np.float32], rows: list[Row], done: list[Done]) -> None:
+        logits, scored = take_scores(shares, logits)
+        now = self._clock.now()
         for share in shares:
             share.sequence.computed(share.num_tokens, self._steps)
+            self._roster.shares.serve(share.sequence.path, share.num_tokens, now)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
         ready = [share.sequence for share in shares if share.sequence.num_pending_tokens == 0]
         followers = self._hand_on(ready)
@@ -289,7 +308,7 @@ class Loop:
             logits = np.concatenate([logits, logits[[ready.index(leader) for leader, _ in followers]]])
         samplers = [each.sampler for each in (*ready, *(follower for _, follower in followers))]
         tokens = iter(sample(logits, samplers))
-        for share in shares:
+        for number, share in enumerate(shares):
             sequence = share.sequence
             prefill_tokens, decode_tokens = (0, share.num_tokens) if share.is_decode else (share.num_tokens, 0)
             self._prefill_tokens += prefill_tokens
@@ -297,7 +316,8 @@ class Loop:
             sampled: tuple[SampledToken, ...] = ()
             if sequence.num_pending_tokens == 0:
                 sampled = self._accept(sequence, next(tokens), done)
-            rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled))
+            told = scored.get(number, ())
+            rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled, told))
         for _, sequence in followers:
             sampled = self._accept(sequence, next(tokens), done)
             rows.append(Row(sequence.request_id, sequence.choice, 0, 0, sampled))
@@ -342,7 +362,7 @@ class Loop:
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: ServeError | None = None) -> Done:
         now = self._clock.now()
-        slot = self._roster.drop(sequence)
+        slot = self._roster.drop(sequence, now)
         if slot is not None:
             self._decoder.release(slot)
         sequence.end(_ENDS.get(reason, State.FINISHED))

@@ -29,6 +29,11 @@ class Price(msgspec.Struct, frozen=True):
     output_picousd: int
     cached_input_picousd: int | None = None
 
+    @property
+    def dearest_input_picousd(self) -> int:
+        """The most that one token of input can cost."""
+        return max(self.input_picousd, self.cached_input_picousd or 0)
+
 
 LOCAL_FREE = Price(id="local-free", input_picousd=0, output_picousd=0)
 
@@ -53,8 +58,7 @@ def cost_microusd(price: Price, usage: Usage) -> int:
 
 def held_microusd(price: Price, input_tokens: int, output_tokens: int) -> int:
     """The most that a request of this size can cost: nothing of it cached."""
-    dearest = max(price.input_picousd, price.cached_input_picousd or 0)
-    return _rounded(input_tokens * dearest + output_tokens * price.output_picousd)
+    return _rounded(input_tokens * price.dearest_input_picousd + output_tokens * price.output_picousd)
 
 
 class PriceBook:

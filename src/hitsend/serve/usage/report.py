@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Integer, Select, cast, func, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from hitsend.core.errors import StorageFailed
+from hitsend.core.limits import Level
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS, LEDGER
 
@@ -118,3 +121,31 @@ def _between(query: Select[Any], since: date | None, until: date | None) -> Sele
     if until is not None:
         query = query.where(LEDGER.c.day <= until.isoformat())
     return query
+
+
+_LEVEL_COLUMNS = {
+    "global": (),
+    "org": (LEDGER.c.org_name,),
+    "app": (LEDGER.c.org_name, LEDGER.c.app_name),
+    "user": (LEDGER.c.org_name, LEDGER.c.app_name, LEDGER.c.user_name),
+    "key": (LEDGER.c.key_id,),
+}
+"""What a level's path stands for, in order."""
+
+
+class Spending:
+    """What the levels above requests have spent, for their budgets."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def spent_microusd(self, level: Level, since_day: str) -> int:
+        """Cost of the level's rows from that UTC day (YYYY-MM-DD) on, without open holds. Raises StorageFailed."""
+        query = select(func.coalesce(func.sum(LEDGER.c.cost_microusd), 0)).where(LEDGER.c.day >= since_day)
+        for column, name in zip(_LEVEL_COLUMNS[level.kind], level.path, strict=True):
+            query = query.where(column == name if name else column.is_(None))
+        try:
+            async with self._database.reading() as connection:
+                return int((await connection.execute(query)).scalar_one())
+        except SQLAlchemyError as error:
+            raise StorageFailed(f"what {level.title} has spent can't be read, so its budget can't be kept") from error

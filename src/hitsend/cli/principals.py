@@ -1,0 +1,121 @@
+"""What `hitsend orgs`, `apps` and `users` share: create, list, set, disable, enable.
+
+Enters: names and flags. Leaves: what was stored, on stdout with `--json`, else as a table. Always true: works with and
+without a running server, which honours a change within two seconds; nothing is ever deleted.
+Next: `serve/access/principals.py`.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hitsend.cli import CallFailed
+from hitsend.cli.database import with_database
+from hitsend.cli.terms import is_empty
+from hitsend.core.clock import SystemClock
+from hitsend.serve.access.principals import PrincipalInfo, PrincipalKind, PrincipalStore
+from hitsend.serve.access.terms import TermsChange
+
+WORDS: dict[PrincipalKind, str] = {"org": "organisation", "app": "application", "user": "user"}
+
+
+class Where(msgspec.Struct, frozen=True):
+    """The database that a command works on, and how it answers."""
+
+    config: Path | None
+    data: Path | None
+    as_json: bool
+
+
+def app_of(kind: PrincipalKind) -> typer.Typer:
+    """The command group of one kind, without its commands."""
+    words = f"Create, list, change and disable {WORDS[kind]}s."
+    return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=words)
+
+
+def path(*names: str | None) -> tuple[str, ...]:
+    """Names as a path; those that aren't given are empty."""
+    return tuple(name or "" for name in names)
+
+
+def create(kind: PrincipalKind, names: tuple[str, ...], terms: TermsChange, where: Where) -> None:
+    """Store a new one and say so."""
+    made = with_database(where.config, where.data, lambda database: _store(database).create(kind, names, terms))
+    answer(made, where, f"{WORDS[kind].capitalize()} {made.id} is made.")
+
+
+def change(kind: PrincipalKind, names: tuple[str, ...], terms: TermsChange, where: Where) -> None:
+    """Change its terms and show them."""
+    if is_empty(terms):
+        raise CallFailed("nothing to set: give at least one of --rpm, --input-tpm, --usd-day, --models … (see --help)")
+    changed = with_database(where.config, where.data, lambda database: _store(database).change(kind, names, terms))
+    answer(changed, where, f"{WORDS[kind].capitalize()} {changed.id} is changed.")
+
+
+def switch(kind: PrincipalKind, names: tuple[str, ...], where: Where, *, is_disabled: bool) -> None:
+    """Disable or enable it."""
+    nothing = TermsChange()
+    changed = with_database(
+        where.config,
+        where.data,
+        lambda database: _store(database).change(kind, names, nothing, is_disabled=is_disabled),
+    )
+    state = "disabled: every key beneath it is refused" if is_disabled else "enabled"
+    answer(changed, where, f"{WORDS[kind].capitalize()} {changed.id} is {state}.")
+
+
+def show_all(kind: PrincipalKind, where: Where) -> None:
+    """List them."""
+    found = with_database(where.config, where.data, lambda database: _store(database).list(kind))
+    if where.as_json:
+        print(msgspec.json.encode(found).decode())
+        return
+    Console().print(table(found))
+
+
+def answer(shown: PrincipalInfo, where: Where, words: str) -> None:
+    """One document, or a table and a sentence."""
+    if where.as_json:
+        print(msgspec.json.encode(shown).decode())
+        return
+    Console().print(table([shown]))
+    print(f"{words} A running server knows within two seconds.", file=sys.stderr)
+
+
+def table(found: Sequence[PrincipalInfo]) -> Table:
+    """One line for each."""
+    drawn = Table(box=None, pad_edge=False)
+    for heading in ("org", "app", "user", "limits", "models", "tier", "disabled"):
+        drawn.add_column(heading, overflow="fold")
+    for one in found:
+        cells = (one.org or "", one.app or "", one.user or "", limits_text(one.limits), models_text(one.models))
+        state = "yes" if one.disabled_at is not None else ""
+        drawn.add_row(*(Text(cell) for cell in (*cells, tiers_text(one.tier, one.max_tier), state)))
+    return drawn
+
+
+def limits_text(limits: dict[str, int | str]) -> str:
+    """Limits in one cell."""
+    return ", ".join(f"{name}={value}" for name, value in limits.items())
+
+
+def models_text(models: tuple[str, ...] | None) -> str:
+    """Models in one cell."""
+    return "" if models is None else ", ".join(models) or "none"
+
+
+def tiers_text(tier: int | None, max_tier: int | None) -> str:
+    """A tier, and the best one that may be asked for."""
+    own = "" if tier is None else str(tier)
+    return own if max_tier is None else f"{own} (best {max_tier})".strip()
+
+
+def _store(database: Any) -> PrincipalStore:
+    return PrincipalStore(database, SystemClock())
