@@ -1,8 +1,9 @@
 """The gateways that are compared, each started with what it has of keys, limits and logs, on one core.
 
-`hitsend` runs with a key, limits on every level where its command line has them, token counting, flight record and
-ledger. LiteLLM runs with a key that is checked, requests and tokens per minute for it, and one JSON line per request;
-its spend table needs a database engine that its package doesn't bring, so writes to one would come on top.
+`hitsend` runs with a key and with limits on five levels (everybody, organisation, application, user, key: requests,
+input and output tokens per minute, parallel requests, dollars per day), token counting, flight record and ledger.
+LiteLLM runs with a key that is checked, requests and tokens per minute for it, and one JSON line per request; its spend
+table needs a database engine that its package doesn't bring, so writes to one would come on top.
 """
 
 import json
@@ -30,10 +31,10 @@ MANY = "100000000"
 
 
 class Gateway:
-    """A running one: where, with which key, which process."""
+    """A running one: where, with which key, which process; `reader` is a key that may see the metrics."""
 
-    def __init__(self, name: str, port: int, key: str, pid: int) -> None:
-        self.name, self.port, self.key, self.pid = name, port, key, pid
+    def __init__(self, name: str, port: int, key: str, pid: int, reader: str = "") -> None:
+        self.name, self.port, self.key, self.pid, self.reader = name, port, key, pid, reader
 
     def _processes(self) -> list[psutil.Process]:
         me = psutil.Process(self.pid)
@@ -84,7 +85,7 @@ def wait_for(url: str, log: Path) -> None:
 @contextmanager
 def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
     """With everything on."""
-    key = _make_key(folder)
+    key, reader = _make_key(folder), _new_key(folder, ["--name", "reader", "--role", "reader"])
     upstream_url = f"http://127.0.0.1:{upstream}/v1"
     config = folder / "hitsend.toml"
     config.write_text(
@@ -96,19 +97,29 @@ def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
     log = folder / "hitsend.log"
     with started(words, GATEWAY_CORE, log) as pid:
         wait_for(f"http://127.0.0.1:{port}/healthz", log)
-        yield Gateway("hitsend", port, key, pid)
+        yield Gateway("hitsend", port, key, pid, reader)
 
 
 def _make_key(folder: Path) -> str:
-    """With limits that never bind, on the key and the levels above it, where the command line has such flags."""
-    plain = [sys.executable, "-m", "hitsend", "keys", "create", "--name", "bench", "--json"]
-    plain += ["--data", str(folder / "data"), "--org", "o", "--app", "a", "--user", "u"]
+    """Organisation, application, user and key, and everybody together: limits on each level, none of which binds."""
     limits = ["--rpm", MANY, "--input-tpm", MANY, "--output-tpm", MANY, "--parallel", "1000000", "--usd-day", "1000000"]
-    for words in (plain + limits, plain):
-        made = subprocess.run(words, capture_output=True, text=True, check=False)
-        if made.returncode == 0:
-            return str(json.loads(made.stdout)["key"])
-    raise SystemExit(f"no key could be made:\n{made.stderr[-2000:]}")
+    _command(folder, ["limits", "set", *limits])
+    _command(folder, ["orgs", "create", "acme", *limits])
+    _command(folder, ["apps", "create", "bot", "--org", "acme", *limits])
+    _command(folder, ["users", "create", "ann", "--org", "acme", "--app", "bot", *limits])
+    return _new_key(folder, ["--name", "bench", "--org", "acme", "--app", "bot", "--user", "ann", *limits])
+
+
+def _new_key(folder: Path, words: list[str]) -> str:
+    return str(json.loads(_command(folder, ["keys", "create", *words]))["key"])
+
+
+def _command(folder: Path, words: list[str]) -> str:
+    words = [sys.executable, "-m", "hitsend", *words, "--data", str(folder / "data"), "--json"]
+    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise SystemExit(f"{words} failed:\n{made.stderr[-2000:]}")
+    return made.stdout
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def memory_after(gateway: Gateway, requests: int) -> list[tuple[int, float]]:
 
 def _ledger(gateway: Gateway) -> dict[str, float]:
     """What hitsend says of itself: nothing may be owed, dropped or open."""
-    head = {"authorization": f"Bearer {gateway.key}"}
+    head = {"authorization": f"Bearer {gateway.reader}"}
     asked = urllib.request.Request(f"http://127.0.0.1:{gateway.port}/metrics", headers=head)  # loopback
     time.sleep(2)
     with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310  # the same
