@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Settings, described, fields, load, shown
+from hitsend.settings import Settings
+from hitsend.settings_source import described, fields, load, shown
 
 KEYS = {key: kind for key, kind, _ in fields()}
 

@@ -21,8 +21,7 @@ async def edge(tmp_path):
             hold = await opened.ledger.reserve(wanted(f"r{number}", model=f"m{number % 2}"))
             await opened.ledger.settle(hold, Settlement(Usage(10, number), "stop"))
         edge = Edge()
-        idle = type("Idle", (), {"running": 0, "waiting": 0, "preemptions_total": 0})()
-        counters = Counters(opened.ledger, Metrics(), EngineCounts("embedded"), lambda: idle, lambda: 0)
+        counters = Counters(opened.ledger, Metrics(), EngineCounts("embedded"), lambda: 0, lambda: 0)
         services = msgspec.structs.replace(edge.services, books=open_books(opened.database, opened.clock, counters))
         edge.app._services = services
         yield edge
@@ -77,8 +76,8 @@ async def test_a_server_without_books_has_no_such_routes():
         assert (await Edge().ask(f"/admin/{path}")).status == 404
 
 
-async def test_a_ledger_that_cannot_be_read_is_said(edge, tmp_path):
-    await edge.app._services.books.statement.args[0].engine.dispose()
-    (tmp_path / "hitsend.sqlite3").write_bytes(b"no database" * 1000)
+async def test_a_ledger_that_cannot_be_read_is_said(edge):
+    async with edge.app._services.books.statement.args[0].writing() as connection:
+        await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere")
     answer = await edge.ask(f"/admin/usage?from={date(2026, 1, 1)}")
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "storage_failed")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from hitsend.cli import CallFailed, usage
 from hitsend.cli.statement import safe
 from hitsend.core.request import Principal, Usage
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.pricing import Price
 from tests.usage.storage import storage, wanted
@@ -22,7 +23,7 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("ledger")
 
     async def fill():
-        async with storage(path) as opened:
+        async with storage(database_url(None, path)) as opened:
             for number in range(12):
                 name = (EVIL, "b", "@c")[number % 3]
                 caller = Principal(key_id=f"k{number % 3}", name=name, app="a", org="o")

@@ -33,7 +33,7 @@ from hitsend.serve.app import built
 from hitsend.serve.children import start_children
 from hitsend.serve.database import migrate, postgres
 from hitsend.serve.stream.connection import Connection
-from hitsend.settings import load
+from hitsend.settings_source import load
 from tests.drills.scripted import scripted
 
 PRELOADED = (migrate, postgres, asyncpg, aiosqlite)

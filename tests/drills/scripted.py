@@ -96,6 +96,8 @@ class ScriptedEngine:
     """Takes everything."""
 
     name, facts = "embedded", FACTS
+    takes = gives = "tokens"
+    is_local = True
 
     def __init__(self, clock: Clock, tell: Told) -> None:
         self._clock = clock

@@ -35,7 +35,13 @@ class Server:
     def __init__(self, opened):
         self.opened = opened
         self.metrics, self.counts, self.state, self.num_open = Metrics(), EngineCounts("embedded"), State(), 0
-        counters = Counters(opened.ledger, self.metrics, self.counts, lambda: self.state, lambda: self.num_open)
+        counters = Counters(
+            opened.ledger,
+            self.metrics,
+            self.counts,
+            lambda: self.state.running + self.state.waiting,
+            lambda: self.num_open,
+        )
         self.books = open_books(opened.database, opened.clock, counters)
 
     def step(self, prefill, output):

@@ -10,12 +10,13 @@ comes of a server that is gone or hangs is a `DatabaseAway`. Next: `writer.py`.
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -24,6 +25,8 @@ from hitsend.core.errors import ConfigError
 from hitsend.settings import UsageSettings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SCHEMA_HEAD = "0004"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
@@ -63,6 +66,14 @@ class Database:
         reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self._is_remote else {}
         self._reading = engine.execution_options(**reading)
         self._writing = engine.execution_options(hitsend_writes=True)
+        self._thread: ThreadPoolExecutor | None = None
+        self._in_thread: Engine | None = None
+        if not self._is_remote:
+            # one hop to a thread per transaction; the asynchronous driver makes several per statement
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
+            self._in_thread = _listening(create_engine(engine.url.set(drivername="sqlite"))).execution_options(
+                hitsend_writes=True
+            )
 
     @classmethod
     async def open(cls, url: str, settings: UsageSettings | None = None) -> "Database":
@@ -82,6 +93,12 @@ class Database:
             raise
         return database
 
+    @property
+    def sync_engines(self) -> tuple[Engine, ...]:
+        """Everything that statements go through, for who wants to watch them (tests make them fail)."""
+        ours = self.engine.sync_engine
+        return (ours,) if self._in_thread is None else (ours, self._in_thread)
+
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction that only reads: one consistent view, never blocks the writer. Raises DatabaseAway."""
@@ -96,6 +113,13 @@ class Database:
         """
         async with self._watched(), self._writing.begin() as connection:
             yield connection
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run it inside one transaction, which is durable when this returns. Raises as `writing`."""
+        if self._thread is None or self._in_thread is None:
+            async with self.writing() as connection:
+                return await connection.run_sync(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _transact, self._in_thread, work)
 
     async def bring_up_to_date(self) -> None:
         """Run the migrations that are missing; of several processes one does, the others wait."""
@@ -126,6 +150,9 @@ class Database:
             await asyncio.wait({closing}, timeout=self._limit_s)
         if closing.done() and not closing.cancelled() and closing.exception() is not None:
             logger.warning("the database's connections could not be closed: %s", closing.exception())
+        if self._thread is not None and self._in_thread is not None:
+            self._in_thread.dispose()
+            self._thread.shutdown()
 
     @asynccontextmanager
     async def _watched(self, limit_s: float | None = None) -> AsyncGenerator[None]:
@@ -152,6 +179,11 @@ class Database:
         return DatabaseAway(f"{self.fault}: {cause}", is_silent=is_silent)
 
 
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
 def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
     try:
         parsed = make_url(url)
@@ -170,8 +202,13 @@ def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
         ) from error
     except OSError as error:
         raise ConfigError(f"server.data_dir: can't create {parsed.database}: {error.strerror}") from error
-    event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
-    event.listen(engine.sync_engine, "begin", _on_sqlite_begin)
+    _listening(engine.sync_engine)
+    return engine
+
+
+def _listening(engine: Engine) -> Engine:
+    event.listen(engine, "connect", _on_sqlite_connect)
+    event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 
 

@@ -14,7 +14,7 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.serve.database.connection import Database
 from hitsend.serve.usage.ledger import Ledger
-from hitsend.serve.usage.metrics import EngineFigures, Metrics
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import Counted, EngineCounts, ProcessFigures, Reconciliation, reconcile
 from hitsend.serve.usage.statement import By, NumberedRow, Statement, page_of_rows, statement
 
@@ -38,21 +38,21 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What this process counted. `num_open`: requests that are under way."""
+    """What this process counted. `num_busy`: choices at the engines, `num_open`: requests."""
 
     ledger: Ledger
     metrics: Metrics
     engine: EngineCounts
-    state: Callable[[], EngineFigures]
+    num_busy: Callable[[], int]
     num_open: Callable[[], int]
 
     def figures(self) -> ProcessFigures:
         """All of it at this moment."""
-        now, counted = self.state(), self.metrics.counted()
+        counted = self.metrics.counted()
         return ProcessFigures(
             owner=self.ledger.owner,
             started_at=self.ledger.started_at,
-            is_at_rest=not (now.running or now.waiting or self.ledger.holds_open or self.num_open()),
+            is_at_rest=not (self.num_busy() or self.ledger.holds_open or self.num_open()),
             engine=self.engine.engine,
             sampled_tokens=self.engine.output_tokens,
             prefill_tokens=self.engine.prefill_tokens,

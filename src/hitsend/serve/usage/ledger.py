@@ -31,6 +31,7 @@ from hitsend.serve.database.schema import HOLDS
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage import owner as owners
 from hitsend.serve.usage.allowance import DayNeurons, refusal
+from hitsend.serve.usage.bulk import end_holds, insert_holds
 from hitsend.serve.usage.meter import check
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd, held_neurons_micro, neurons_micro
 from hitsend.serve.usage.rows import (
@@ -42,7 +43,6 @@ from hitsend.serve.usage.rows import (
     find_row,
     foreign_holds,
     hold_values,
-    insert_hold,
     ledger_row,
 )
 from hitsend.settings import UsageSettings
@@ -111,8 +111,7 @@ class Ledger:
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         hold = Hold(secrets.token_hex(16), request, held, now)
-        write = partial(insert_hold, hold=hold, owner=self.owner, lease_until=now + self._lease_s)
-        writing = self._writer.submit(write)
+        writing = self._writer.submit_bulk(insert_holds, (hold, self.owner, now + self._lease_s))
         self._open[hold.hold_id] = hold
         try:
             taken = await asyncio.shield(writing)
@@ -134,7 +133,7 @@ class Ledger:
         Safe in a `finally`: nothing is lost when the caller doesn't wait. Raises WrongCounts for impossible counts.
         """
         check(settlement.usage)
-        writing = self._end(hold, settlement, end_hold)
+        writing = self._end(hold, settlement, None)
         waiting = asyncio.shield(writing)
         waiting.add_done_callback(_look_at)
         return waiting
@@ -192,7 +191,10 @@ class Ledger:
             except (StorageFailed, SQLAlchemyError) as error:
                 logger.warning("the ledger's database fails (%s): will try again", type(error).__name__)
 
-    def _end(self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]]) -> asyncio.Future[Any]:
+    def _end(
+        self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]] | None
+    ) -> asyncio.Future[Any]:
+        """`write` where it isn't `end_holds`, together with others."""
         row = ledger_row(
             hold_values(hold),
             settlement.usage,
@@ -203,8 +205,9 @@ class Ledger:
             is_estimate=settlement.is_estimate,
             neurons_micro=neurons_micro(hold.request.price, settlement.usage),
         )
-        operation = partial(write, row=row, owner=self.owner)
-        writing = self._writer.submit(operation)
+        operation = partial(write or end_hold, row=row, owner=self.owner)
+        grouped = write is None
+        writing = self._writer.submit_bulk(end_holds, (row, self.owner)) if grouped else self._writer.submit(operation)
         if hold.hold_id in self._open and hold.hold_id not in self._ending:
             self._ending.add(hold.hold_id)
             writing.add_done_callback(partial(self._ended, hold, operation))

@@ -6,7 +6,7 @@ true: a registry of its own, nothing global; labels come from bounded sets (mode
 engine counts from 0 again. `docs` of each name is its help text. Next: `serve/app.py`.
 """
 
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -119,6 +119,23 @@ class _Bounded:
         return value
 
 
+class _ModelSeries(NamedTuple):
+    """The series of one model."""
+
+    request_s: Histogram
+    queue_s: Histogram
+    prefill_s: Histogram
+    ttft_s: Histogram
+    tpot_s: Histogram
+    itl_s: Histogram
+    prompt: Counter
+    completion: Counter
+    cached: Counter
+    discarded: Counter
+    cost: Counter
+    settled: Counter
+
+
 class Metrics:
     """All series of one server."""
 
@@ -127,6 +144,8 @@ class Metrics:
         self._model = _Bounded(MAX_MODELS)
         self._route = _Bounded(MAX_ROUTES)
         self._last: dict[tuple[str, str], int] = {}
+        self._series: dict[str, _ModelSeries] = {}
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._define_times()
         self._define_requests()
         self._define_engine()
@@ -134,31 +153,41 @@ class Metrics:
     def observe_request(self, figures: RequestFigures) -> None:
         """Count a request that has ended. Call once per request."""
         model = self._model(figures.model)
-        self._request_s.labels(model).observe(figures.wall_s)
+        series = self._series.get(model)
+        if series is None:
+            series = self._series[model] = self._of_model(model)
+        series.request_s.observe(figures.wall_s)
         for histogram, seconds in (
-            (self._queue_s, figures.queue_s),
-            (self._prefill_s, figures.prefill_s),
-            (self._ttft_s, figures.ttft_s),
-            (self._tpot_s, figures.tpot_s),
+            (series.queue_s, figures.queue_s),
+            (series.prefill_s, figures.prefill_s),
+            (series.ttft_s, figures.ttft_s),
+            (series.tpot_s, figures.tpot_s),
         ):
             if seconds is not None:
-                histogram.labels(model).observe(seconds)
-        between = self._itl_s.labels(model)
+                histogram.observe(seconds)
         for gap in figures.gaps_s:
-            between.observe(gap)
+            series.itl_s.observe(gap)
         for reason in figures.finish_reasons:
             self._finished.labels(model, reason).inc()
         if figures.error_code is not None:
             self._errors.labels(figures.error_code).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
-        self._count_tokens(model, figures)
+        series.prompt.inc(figures.prompt_tokens)
+        series.completion.inc(figures.completion_tokens)
+        series.cached.inc(figures.cached_tokens)
+        series.discarded.inc(figures.discarded_tokens)
+        series.cost.inc(figures.cost_microusd)
+        series.settled.inc(figures.has_row)
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
-        known = self._route(route)
-        self._http.labels(known, str(status)).inc()
-        self._http_s.labels(known).observe(seconds)
+        key = (self._route(route), status)
+        found = self._answers.get(key)
+        if found is None:
+            found = self._answers[key] = (self._http.labels(key[0], str(status)), self._http_s.labels(key[0]))
+        found[0].inc()
+        found[1].observe(seconds)
 
     def observe_step(self, figures: StepCounts, engine: str = "embedded") -> None:
         """Count what one pass through the model computed, the tokens that came out of it, and its time."""
@@ -168,6 +197,10 @@ class Metrics:
         self._steps.labels(engine).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
+
+    def observe_upstream(self, engine: str, num_tokens: int) -> None:
+        """Count the tokens that a request brought back from an upstream."""
+        self._output.labels(engine).inc(num_tokens)
 
     def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
         """Take over an engine's figures of this moment (before each scrape)."""
@@ -199,16 +232,9 @@ class Metrics:
         """The exposition text; its content type is `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
-    def _count_tokens(self, model: str, figures: RequestFigures) -> None:
-        self._tokens.labels(model, "prompt").inc(figures.prompt_tokens)
-        self._tokens.labels(model, "completion").inc(figures.completion_tokens)
-        self._cached.labels(model).inc(figures.cached_tokens)
-        self._discarded.labels(model).inc(figures.discarded_tokens)
-        self._cost.labels(model).inc(figures.cost_microusd)
-        self._settled.labels(model).inc(figures.has_row)
-
     def counted(self) -> dict[str, int]:
-        """What was counted so far, over all models and engines, by the names of the ledger's columns and of steps."""
+        """What was counted so far over all models, by the names of the ledger's columns; and the embedded engine's
+        steps."""
         return {
             "requests": _total(self._settled),
             "prompt_tokens": _total(self._tokens, kind="prompt"),
@@ -216,9 +242,26 @@ class Metrics:
             "cached_tokens": _total(self._cached),
             "discarded_tokens": _total(self._discarded),
             "cost_microusd": _total(self._cost),
-            "sampled": _total(self._output),
-            "prefill": _total(self._computed, phase="prefill"),
+            "sampled": _total(self._output, engine="embedded"),
+            "prefill": _total(self._computed, engine="embedded", phase="prefill"),
         }
+
+    def _of_model(self, model: str) -> "_ModelSeries":
+        """Looked up once: finding a series by its labels costs more than counting in it."""
+        return _ModelSeries(
+            request_s=self._request_s.labels(model),
+            queue_s=self._queue_s.labels(model),
+            prefill_s=self._prefill_s.labels(model),
+            ttft_s=self._ttft_s.labels(model),
+            tpot_s=self._tpot_s.labels(model),
+            itl_s=self._itl_s.labels(model),
+            prompt=self._tokens.labels(model, "prompt"),
+            completion=self._tokens.labels(model, "completion"),
+            cached=self._cached.labels(model),
+            discarded=self._discarded.labels(model),
+            cost=self._cost.labels(model),
+            settled=self._settled.labels(model),
+        )
 
     def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
         # a total below the last one comes from a process that began again at 0

@@ -9,7 +9,19 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Insert, Table, and_, bindparam, delete, exists, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.request import Principal, Usage
@@ -174,44 +186,64 @@ _ROW_OF = select(*(LEDGER.c[name] for name in LedgerRow.__struct_fields__)).wher
 _KEEP_COUNT = {"preserve_rowcount": True}
 
 
-async def insert_hold(
-    connection: AsyncConnection, hold: Hold, owner: str, lease_until: float
+def insert_hold_now(
+    connection: Connection, hold: Hold, owner: str, lease_until: float
 ) -> Literal["taken", "used before"] | DayNeurons:
     """Take the hold, unless the request id was used before (by a hold or a row that isn't this one's) or the day has
     too few neurons left: then what it has is returned.
     """
     limit = hold.request.neurons_limit_micro
     if limit is not None:
-        today = await day_neurons(connection, day_of(hold.created_at), but=hold.hold_id)
+        today = day_neurons(connection, day_of(hold.created_at), but=hold.hold_id)
         wanted = held_neurons_micro(hold.request.price, hold.request.input_tokens, hold.request.output_tokens) or 0
         if today.used_micro + today.held_micro + wanted > limit:
             return today
     values = hold_values(hold) | {"owner": owner, "lease_until": lease_until}
     parameters = {f"v_{name}": values[name] for name in _HOLD_COLUMNS}
     parameters["this_request"] = hold.request.request_id
-    result = await connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT)
-    is_standing = (
-        result.rowcount or (await connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id})).first() is not None
-    )
+    if connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT).rowcount:
+        return "taken"
+    is_standing = connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id}).first() is not None
     return "taken" if is_standing else "used before"
 
 
-async def day_neurons(connection: AsyncConnection, day: str, *, but: str = "") -> DayNeurons:
+def row_values(row: LedgerRow, owner: str) -> dict[str, Any]:
+    """A row as column values. `owner`: the process that settles it."""
+    return {name: getattr(row, name) for name in LedgerRow.__struct_fields__} | {"settled_by": owner}
+
+
+def insert_row_now(connection: Connection, row: LedgerRow, owner: str) -> bool:
+    """False where a row of that request stands already."""
+    parameters = {f"v_{name}": value for name, value in row_values(row, owner).items()}
+    parameters["this_request"] = row.request_id
+    return bool(connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT).rowcount)
+
+
+def find_row_now(connection: Connection, request_id: str) -> LedgerRow | None:
+    """The row of that request, once it is settled."""
+    found = connection.execute(_ROW_OF, {"this_request": request_id}).mappings().first()
+    return None if found is None else LedgerRow(**found)
+
+
+async def insert_hold(
+    connection: AsyncConnection, hold: Hold, owner: str, lease_until: float
+) -> Literal["taken", "used before"] | DayNeurons:
+    """`insert_hold_now`, awaited."""
+    return await connection.run_sync(insert_hold_now, hold, owner, lease_until)
+
+
+def day_neurons(connection: Connection, day: str, *, but: str = "") -> DayNeurons:
     """What the account used on that UTC day and what it holds now, `but` the hold of that id."""
-    used = await connection.execute(select(func.sum(LEDGER.c.neurons_micro)).where(LEDGER.c.day == day))
-    held = await connection.execute(select(func.sum(HOLDS.c.neurons_micro)).where(HOLDS.c.hold_id != but))
+    used = connection.execute(select(func.sum(LEDGER.c.neurons_micro)).where(LEDGER.c.day == day))
+    held = connection.execute(select(func.sum(HOLDS.c.neurons_micro)).where(HOLDS.c.hold_id != but))
     return DayNeurons(int(used.scalar() or 0), int(held.scalar() or 0))
 
 
 async def end_hold(connection: AsyncConnection, row: LedgerRow, owner: str) -> LedgerRow:
     """Write the row and remove its hold. Where a row stands already it stays as it is and is returned."""
-    parameters = {f"v_{name}": getattr(row, name) for name in LedgerRow.__struct_fields__} | {"v_settled_by": owner}
-    parameters["this_request"] = row.request_id
-    result = await connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT)
+    is_fresh = await connection.run_sync(insert_row_now, row, owner)
     await connection.execute(_DELETE_HOLD, {"this_hold": row.hold_id})
-    if result.rowcount:
-        return row
-    standing = await find_row(connection, row.request_id)
+    standing = None if is_fresh else await find_row(connection, row.request_id)
     return row if standing is None else standing
 
 
@@ -224,8 +256,7 @@ async def end_hold_if_taken(connection: AsyncConnection, row: LedgerRow, owner: 
 
 async def find_row(connection: AsyncConnection, request_id: str) -> LedgerRow | None:
     """The row of that request, once it is settled."""
-    found = (await connection.execute(_ROW_OF, {"this_request": request_id})).mappings().first()
-    return None if found is None else LedgerRow(**found)
+    return await connection.run_sync(find_row_now, request_id)
 
 
 def foreign_holds(owner: str) -> Any:
