@@ -82,11 +82,11 @@ def _create_engine(url: str) -> AsyncEngine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() != "sqlite":
-            return create_async_engine(parsed, pool_pre_ping=True)
+            return create_async_engine(parsed, pool_pre_ping=True, hide_parameters=True)
         if parsed.database in {None, "", ":memory:"}:
             raise ConfigError("usage.url: an SQLite database must be a file, a ledger in memory would be lost")
         _create_file(Path(str(parsed.database)))
-        engine = create_async_engine(parsed)
+        engine = create_async_engine(parsed, hide_parameters=True)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(f"usage.url: {error}; expected for example sqlite+aiosqlite:////data/{FILE_NAME}") from error
     except OSError as error:
