@@ -130,6 +130,7 @@ async def flood(port: int, head: bytes, piece: bytes, num_pieces: int) -> int:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_twenty_bodies_of_a_gibibyte_at_once_cost_no_more_than_twenty_limits():
     process = started()
     try:

@@ -129,28 +129,28 @@ def area_under_curve(one: list[int], other: list[int]) -> float:
 SHIFT = str.maketrans("0123456789", "5678901234")
 
 
-def measure(draw: random.Random) -> tuple[float, float]:
-    """20,000 lookups in random order: how well time tells a near guess, and an unknown id, from a far guess.
+def measure(draw: random.Random) -> float:
+    """20,000 lookups in random order: how well time tells a guess that is right but for its end from one that is wrong.
 
     Every guess is a new text of digits (how long one is read depends on what the guesser wrote), for one of many keys:
-    so it isn't measured where in memory one text or one key happens to lie.
+    so it isn't measured where in memory one text or one key happens to lie. Ids are public; `test_auth.py` counts that
+    an unknown one takes the same way.
     """
-    ids = ["".join(draw.choices("0123456789", k=12)) for _ in range(128)]
-    secrets_of = {key_id: "".join(draw.choices("0123456789", k=64)) for key_id in ids}
-    keys = Stocked([stored(key_id, secrets_of[key_id]) for key_id in ids[:64]])
+    secrets_of = {
+        "".join(draw.choices("0123456789", k=12)): "".join(draw.choices("0123456789", k=64)) for _ in range(64)
+    }
+    keys = Stocked([stored(key_id, secret) for key_id, secret in secrets_of.items()])
     plan = []
     for _ in range(20_000):
-        kind = draw.choice(("far", "near", "unknown"))
-        key_id = ids[draw.randrange(64) + 64 * (kind == "unknown")]
-        matching = 63 if kind == "near" else 0
+        key_id, matching = draw.choice(list(secrets_of)), draw.choice((0, 63))
         secret = secrets_of[key_id]
-        plan.append((kind, f"hs_{key_id}_{secret[:matching]}{secret[matching:].translate(SHIFT)}"))
-    taken: dict[str, list[int]] = {"far": [], "near": [], "unknown": []}
-    for kind, guess in plan:
+        plan.append((matching, f"hs_{key_id}_{secret[:matching]}{secret[matching:].translate(SHIFT)}"))
+    taken: dict[int, list[int]] = {0: [], 63: []}
+    for matching, guess in plan:
         started = time.perf_counter_ns()
         keys._matching(guess, 0.0)
-        taken[kind].append(time.perf_counter_ns() - started)
-    return area_under_curve(taken["far"], taken["near"]), area_under_curve(taken["far"], taken["unknown"])
+        taken[matching].append(time.perf_counter_ns() - started)
+    return area_under_curve(taken[0], taken[63])
 
 
 def test_the_time_of_a_lookup_tells_nothing_of_the_secret():
@@ -159,7 +159,7 @@ def test_the_time_of_a_lookup_tells_nothing_of_the_secret():
     tried = []
     for _ in range(5):
         tried.append(measure(draw))
-        if all(0.45 <= area <= 0.55 for area in tried[-1]):
+        if 0.45 <= tried[-1] <= 0.55:
             return
     pytest.fail(f"time tells guesses apart: {tried}")
 

@@ -50,6 +50,13 @@ async def test_a_statement_that_failed_is_told_without_its_values(tmp_path):
         await database.close()
 
 
+def test_debug_shows_no_statements(root_logger, capsys):
+    set_up_logs(LogSettings(level="debug"))
+    for name in ("aiosqlite", "sqlalchemy.engine", "asyncpg"):
+        logging.getLogger(name).debug("executing INSERT with CANARY-VALUE")
+    assert capsys.readouterr().err == ""
+
+
 def test_strangers_can_not_fill_the_log(root_logger, capsys):
     set_up_logs(LogSettings())
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")

@@ -53,3 +53,6 @@ def set_up_logs(settings: LogSettings) -> None:
     # bytes that are no HTTP would let strangers fill the disk.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # These tell every statement with its values, digests and texts included, to whoever asks for `debug`.
+    for name in ("aiosqlite", "asyncpg", "sqlalchemy"):
+        logging.getLogger(name).setLevel(logging.WARNING)
