@@ -19,6 +19,7 @@ from tests.security.test_side_doors import family
 from tests.served import Served, serving
 
 PIECE = 8
+MODEL = "canary-model"
 SETTINGS = {
     "engine.num_slots": "2",
     "engine.context": "1024",
@@ -54,22 +55,28 @@ def marked(body: Any, prompt: str) -> Any:
     return json.loads(text)
 
 
-def spoiled(body: dict[str, Any], prompt: str) -> list[dict[str, Any]]:
-    """Bodies that are refused, with the prompt in the place that is wrong, or beside it."""
+def spoiled(body: dict[str, Any], prompt: str) -> list[bytes]:
+    """Bodies that are refused, with the prompt in the place that is wrong or beside it.
+
+    Names of fields and tools, and what is wrong in a schema or a grammar, are told to who wrote them: no marks there.
+    """
+    image = {"type": "image_url", "image_url": {"url": prompt}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "("}}}
     wrong = [
-        {"temperature": prompt},
-        {"n": prompt},
-        {"stop": [prompt] * 99},
-        {"messages": prompt},
-        {"input": {"a": prompt}},
+        *(
+            {"temperature": prompt},
+            {"n": prompt},
+            {"stop": [prompt] * 99},
+            {"messages": prompt},
+            {"input": {"a": prompt}},
+        ),
+        *({"messages": [{"role": "user", "content": [image]}]}, {"prompt": {"x": prompt}}, {"max_tokens": 10**6}),
+        *({"messages": [{"role": "tool", "content": prompt, "tool_call_id": prompt}]}, {"response_format": schema}),
+        *({"user": 5}, {"input": [{"type": "message", "role": "user", "content": [{"type": "x", "text": prompt}]}]}),
     ]
-    wrong += [{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": prompt}}]}]}]
-    wrong += [{"messages": [{"role": "tool", "content": prompt, "tool_call_id": prompt}]}, {"prompt": {"x": prompt}}]
-    wrong += [{"max_tokens": 10**6}, {"tools": [{"type": "function", "function": {"name": prompt * 5}}]}, {"user": 5}]
-    wrong += [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": prompt + "("}}}}
-    ]
-    return [body | one for one in wrong]
+    whole = json.dumps(body).encode()
+    nonsense = [whole[:-3], whole + b"x", b'"' + prompt.encode() + b'"', prompt.encode(), b"\xff" + whole]
+    return [json.dumps(body | one).encode() for one in wrong] + nonsense
 
 
 class Journey:
@@ -88,37 +95,17 @@ class Journey:
         if status != 200:
             self.refusals += said
 
-    def everywhere(self, secret: tuple[str, str]) -> None:
-        """All routes: as they should be asked, spoiled, cut off, and with nonsense."""
-        prompt = self.marks["prompt"]
-        model = self.served_model
+    def everywhere(self, secret: tuple[str, str], *, spoils: bool = False) -> None:
+        """All routes: as they should be asked, and (`spoils`) with everything wrong that can be."""
         for route, methods in ROUTES.items():
+            body = marked(BODIES.get(route, {}), self.marks["prompt"])
+            body |= {"model": MODEL} if "model" in body else {}
+            body |= {"max_tokens": 4} if route == "/v1/chat/completions" else {}
             for method in methods:
-                path = route.replace("{id}", "none")
-                body = (
-                    marked(BODIES[route], prompt) | ({"model": model} if "model" in BODIES[route] else {})
-                    if route in BODIES
-                    else {}
-                )
-                if route == "/v1/chat/completions":
-                    body |= {"max_tokens": 4}
-                self.go(method, path, json.dumps(body).encode() if method in ("POST", "PATCH") else None, secret)
-                if route in BODIES:
-                    for wrong in spoiled(body, prompt):
-                        self.go(method, path, json.dumps(wrong).encode(), secret)
-                    whole = json.dumps(body).encode()
-                    for cut in (
-                        whole[:-3],
-                        whole + b"x",
-                        b'"' + prompt.encode() + b'"',
-                        prompt.encode(),
-                        b"\xff" + whole,
-                    ):
-                        self.go(method, path, cut, secret)
-
-    @property
-    def served_model(self) -> str:
-        return "canary-model"
+                raw = json.dumps(body).encode() if method in ("POST", "PATCH") else None
+                bodies = [raw, *(spoiled(body, self.marks["prompt"]) if spoils and route in BODIES else ())]
+                for one in bodies:
+                    self.go(method, route.replace("{id}", "none"), one, secret)
 
     def found(self) -> list[str]:
         """Where a piece of a mark is."""
@@ -129,20 +116,14 @@ class Journey:
         for pid in family(self.served.process.pid):
             places[f"cmdline of {pid}"] = Path(f"/proc/{pid}/cmdline").read_bytes()
         admin = ("authorization", f"Bearer {self.marks['admin']}")
-        listed = json.loads(
-            ask(self.served, "GET", "/inspect/requests?limit=1000", None, admin)[1]
-            .partition(b"\n")[0]
-            .rpartition(b"}")[0]
-            + b"}"
-        )
-        for entry in listed["requests"]:
-            places[f"record {entry['request_id']}"] = ask(
-                self.served, "GET", f"/inspect/requests/{entry['request_id']}", None, admin
-            )[1]
+        listed = self.served.get("/inspect/requests?limit=1000", self.marks["admin"])["requests"]
+        for entry in listed:
+            path = f"/inspect/requests/{entry['request_id']}"
+            places[path] = ask(self.served, "GET", path, None, admin)[1]
+        assert len(listed) > 10
         for path in ("/metrics", "/inspect/state", "/inspect/requests", "/admin/keys", "/admin/users", "/admin/limits"):
             status, places[path] = ask(self.served, "GET", path, None, admin)
             assert status == 200
-        assert len(listed["requests"]) > 10
         return [
             f"{name} in {place}"
             for name, mark in self.marks.items()
@@ -160,10 +141,11 @@ def journey(data: Path, jwks_url: str, token: str) -> None:
     admin, caller = create(data, "--name", "root", "--role", "admin"), create(data, "--name", "ann")
     marks = {"prompt": canary(), "admin": admin, "caller": caller, "token": token.rpartition(".")[2]}
     words = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    more = ("--set", f"oidc.jwks_url={jwks_url}", "--set", "engine.alias=canary-model")
+    more = ("--set", f"oidc.jwks_url={jwks_url}", "--set", f"engine.alias={MODEL}")
     with serving(*words, *more, data=data) as served:
         went = Journey(served, data, marks)
-        for secret in (caller, admin, token):
+        went.everywhere(("authorization", f"Bearer {caller}"), spoils=True)
+        for secret in (admin, token):
             went.everywhere(("authorization", f"Bearer {secret}"))
         went.everywhere(("authorization", f"Bearer {caller}x"))
         went.everywhere(("x-api-key", admin[:-1]))

@@ -21,9 +21,10 @@ from hitsend.serve.loop import messages
 
 touched = []
 FORBIDDEN = ("open", "exec", "compile", "import", "socket.", "subprocess.", "os.", "ctypes.")
-EVIL = [bytes([kind]) + b"\\xff" * 4 for kind in (0xDF, 0xDB, 0xDD, 0xC9, 0xC6)] + [b"\\x91" * 2000, b"\\xff"]
+EVIL = [b"\\x91" * 2000, b"\\xff", *(bytes([kind]) + b"\\xff" * 4 for kind in (0xDF, 0xDB, 0xDD, 0xC9, 0xC6))]
 decoders = [
-    report_decoder, command_decoder, config_decoder, embedding_messages.order_decoder, embedding_messages.answer_decoder,
+    report_decoder, command_decoder, config_decoder,
+    embedding_messages.order_decoder, embedding_messages.answer_decoder,
     msgspec.msgpack.Decoder(prompt.Order), msgspec.msgpack.Decoder(prompt.Answer),
 ]
 good = [

@@ -18,12 +18,12 @@ OTHERS_PATHS = [
     *("/invocations", "/pause", "/resume", "/sleep", "/wake_up", "/is_sleeping", "/update_weights", "/load", "/ping"),
     *("/version", "/health", "/server_info", "/reset_prefix_cache", "/collective_rpc", "/init_weight_transfer_engine"),
     *("/start_profile", "/stop_profile", "/abort_requests", "/scale_elastic_ep", "/is_scaling_elastic_ep", "/score"),
-    *("/rerank", "/pooling", "/classify", "/inference/v1/generate", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-    *("/config/update", "/get_config_yaml", "/spend/logs", "/key/generate", "/global/spend", "/utils/transform_request"),
-    *("/api/tags", "/api/pull", "/api/delete", "/api/create", "/api/push", "/props", "/slots", "/lora-adapters", "/debug"),
-    *("/redoc", "/swagger", "/.env", "/.git/config", "/static/../hitsend.sqlite3", "/inspect/web/../../settings.py"),
+    *("/rerank", "/pooling", "/classify", "/inference/v1/generate", "/v1/load_lora_adapter", "/lora-adapters"),
+    *("/config/update", "/get_config_yaml", "/spend/logs", "/key/generate", "/global/spend", "/utils/transform"),
+    *("/api/tags", "/api/pull", "/api/delete", "/api/create", "/api/push", "/props", "/slots", "/debug", "/redoc"),
+    *("/swagger", "/.env", "/.git/config", "/static/../hitsend.sqlite3", "/inspect/web/../../settings.py"),
     *("/admin", "/admin/", "/Admin/keys", "/admin/keys/", "/v1/../admin/keys", "/%61dmin/keys", "//admin/keys"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", OTHERS_PATHS)
@@ -33,7 +33,7 @@ async def test_doors_that_other_servers_leave_open_are_closed(path: str):
         answer = await edge.ask(path, {} if method == "POST" else None, method=method)
         assert answer.status == 401
         answer = await edge.ask(path, {} if method == "POST" else None, (b"authorization", b"Bearer k"), method=method)
-        assert answer.status in (403, 404)
+        assert answer.status in (403, 404, 405)
 
 
 def family(pid: int) -> set[int]:
