@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,30 @@ async def test_nobody_keeps_a_connection_by_trickling_behind_an_answer(first: by
     async with serving(edge.app, Hasty) as port, asyncio.timeout(20):
         (answer,) = answers(await trickle(port, first, drop))
         assert answer.status in (200, 401)
+
+
+class Impatient(Connection):
+    unread_timeout_s = 0.5
+
+
+async def ask_and_never_read(port: int, ask: bytes) -> None:
+    """Raises what the end of the connection raises."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        while True:
+            await loop.sock_sendall(client, ask)
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+async def test_nobody_keeps_a_connection_by_never_reading():
+    ask = b"GET /openapi.json HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    async with serving(Edge().app, Impatient) as port, asyncio.timeout(30):
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await ask_and_never_read(port, ask)
 
 
 SERVER = """

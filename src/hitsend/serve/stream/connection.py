@@ -11,6 +11,7 @@ Next: `../usage/`.
 
 import asyncio
 import secrets
+import socket
 from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -21,6 +22,10 @@ MAX_HEAD_BYTES = 32 * 1024
 HEAD_TIMEOUT_S = 20.0
 """From the first byte of a head (or the connection's start) to its end. A body whose request was answered before it
 came has the same time to end, and the next head with it."""
+
+UNREAD_TIMEOUT_S = 300.0
+"""How long the kernel keeps what a client doesn't take. `stream.stall_s` ends streams long before; this is for answers
+that nobody watches, whose client would keep its connection by never reading."""
 
 MAX_AHEAD_BYTES = 64 * 1024
 """Unread bytes kept while earlier requests of the connection are answered."""
@@ -46,6 +51,7 @@ class Connection(HttpToolsProtocol):
     """Give it to `uvicorn.Config(http=...)`."""
 
     head_timeout_s = HEAD_TIMEOUT_S
+    unread_timeout_s = UNREAD_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,6 +68,9 @@ class Connection(HttpToolsProtocol):
         """A client is there; from now on it has to hurry with its head."""
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it for itself
         self._start_timer()
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
+            line = transport.get_extra_info("socket")
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.unread_timeout_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody who still works for this client."""
