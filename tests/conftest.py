@@ -1,10 +1,17 @@
-"""One real server with the bundled model, shared by all tests that leave it as they found it."""
+"""What tests share: a real server with the bundled model, a PostgreSQL server, and fresh databases of either kind."""
 
-from collections.abc import Iterator
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.schema import METADATA
+from tests.postgres import Postgres, binaries, postgres, say_missing
 from tests.served import Served, serving
 
 hypothesis.settings.register_profile("no seconds are asserted", deadline=None)
@@ -35,3 +42,46 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     }
     assert not any(left.values()), left
     assert state["engine"]["check"] is None
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """A cluster for the whole run, with a database `filled` that has the newest schema. Skips where there is none."""
+    if binaries() is None:
+        say_missing()
+        pytest.skip("PostgreSQL is not installed")
+    with postgres() as server:
+        server.sql("CREATE DATABASE filled")
+
+        async def fill() -> None:
+            await (await Database.open(server.url("filled"))).close()
+
+        with ThreadPoolExecutor(1) as apart:  # from the event loop of the test that asked first
+            apart.submit(asyncio.run, fill()).result()
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Makes fresh databases: on SQLite, and once more the same test on PostgreSQL."""
+    if request.param == "sqlite":
+        numbers = itertools.count()
+        yield lambda: database_url(None, tmp_path / f"database-{next(numbers)}")
+        return
+    server = request.getfixturevalue("postgres_server")
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(server.take("filled"))
+        return made[-1]
+
+    yield make
+    names = ", ".join(table.name for table in METADATA.sorted_tables)
+    for url in made:
+        server.give_back(url, f"TRUNCATE {names} RESTART IDENTITY")
+
+
+@pytest.fixture
+def url(new_url: Callable[[], str]) -> str:
+    """One fresh database."""
+    return new_url()

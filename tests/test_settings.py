@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Settings, described, fields, load, shown
+from hitsend.settings import Settings
+from hitsend.settings_source import described, fields, load, shown
 
 KEYS = {key: kind for key, kind, _ in fields()}
 
@@ -117,6 +118,7 @@ def test_a_password_in_a_url_is_never_shown():
     url = "postgresql+asyncpg://bill:s3cret@db.example/ledger"
     assert "s3cret" not in shown("usage.url", url)
     assert "bill" in shown("usage.url", url)
+    assert "s3cret" not in shown("access.quota_url", "valkey://:s3cret@limits.example:6379/0")
     with pytest.raises(ConfigError) as caught:
         load(None, {"HITSEND__USAGE__URI": url})
     assert "s3cret" not in str(caught.value)

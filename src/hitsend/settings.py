@@ -1,26 +1,14 @@
-"""Every setting, as one frozen typed tree, and where each value came from.
+"""Every setting, as one frozen typed tree.
 
-Enters: built-in defaults, `hitsend.toml`, `HITSEND__SECTION__FIELD` environment variables and flags; later ones win.
-Leaves: one `Settings`, and the source of each value. Always true: an unknown or ill-typed setting is a `ConfigError`
-that names it, its source and what would be right; `os.environ` is read in this file and nowhere else; sections are
-handed down, nobody but `app` and `cli` sees the whole tree. `docs/settings.md` is written from it (`make docs`).
-Next: `serve/app.py`, which builds everything from it.
+Enters: values that `settings_source.py` has read. Leaves: one `Settings`, a section for each part. Always true: every
+setting has its meaning beside it, from which `docs/settings.md` is written (`make docs`); sections are handed down,
+nobody but `app` and `cli` sees the whole tree. Next: `settings_source.py`, which fills it.
 """
 
-import difflib
-import math
-import os
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
-
-from hitsend.core.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
@@ -78,6 +66,18 @@ class AccessSettings(Section, frozen=True):
     max_json_depth: Positive = 64
     max_metadata: Positive = 16
     """Keys."""
+    quota_url: str | None = None
+    """Valkey or Redis where several gateways count limits: redis://, rediss://, valkey://; default: in process."""
+    quota_prefix: str = "hitsend"
+    """Begins the names of all keys there, in braces, so that a cluster keeps them in one slot."""
+    quota_timeout_s: Seconds = 0.5
+    """A call that isn't answered in this time counts as the server being away."""
+    quota_lease_s: Seconds = 15.0
+    """What a gateway that died held of the limits is released after so long."""
+    quota_unreachable_rates: Literal["open", "closed"] = "open"
+    """While it is away: rates and parallel limits are counted in this process (open), or refused with a 503."""
+    quota_unreachable_budgets: Literal["open", "closed"] = "closed"
+    """While it is away: requests under a budget are served and counted later (open), or refused with a 503."""
 
 
 class OidcSettings(Section, frozen=True):
@@ -144,7 +144,7 @@ class EngineSettings(Section, frozen=True):
     """The embedded engine."""
 
     model: str = "smollm2-135m"
-    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), or hf:owner/repo[:file]."""
+    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), hf:owner/repo[:file], or `none`."""
     models_dir: str | None = None
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
@@ -183,6 +183,53 @@ class EngineSettings(Section, frozen=True):
     """Prove after every step that no cell was lost (always done when idle)."""
 
 
+class UpstreamPrices(Section, frozen=True):
+    """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
+
+    input: Price
+    output: Price
+    cached_input: Price | None = None
+
+
+class UpstreamSettings(Section, frozen=True):
+    """`[[engines]]`: a server elsewhere that speaks OpenAI's chat API, and the models that it serves under names here.
+
+    `models` is a table: name here = "name there". Clients can change none of this.
+    """
+
+    name: str
+    """How records, rows and metrics call it."""
+    base_url: str
+    """Up to and including `/v1`. Redirects are not followed, proxies from the environment not used."""
+    models: dict[str, str]
+    kind: Literal["openai"] = "openai"
+    api_key_env: str | None = None
+    """The environment variable that holds the upstream's key."""
+    prices: UpstreamPrices | None = None
+    context: Positive = 131_072
+    """Tokens of prompt and answer together, as `/v1/models` tells it; the upstream is the judge of prompts."""
+    max_tokens: Positive = 4096
+    """Asked for where the client set no max_tokens: the hold needs a bound."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    passes: tuple[str, ...] = ()
+    """Sampling fields beyond OpenAI's that it takes by the same name (`top_k`, `min_p`, `chat_template_kwargs`, …)."""
+    counts_prompts: Literal["bytes", "embedded"] = "bytes"
+    """What is reserved for a prompt: a bound from its bytes, or the embedded model's template and tokenizer's count."""
+    max_concurrent: Positive = 256
+    """Requests that run there at once; one more is refused with `server_overloaded`."""
+    connect_timeout_s: Seconds = 5.0
+    stall_timeout_s: Seconds = 120.0
+    """Longest silence, before the first byte as well as between two."""
+    retry_share: Share = 0.1
+    """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
+    breaker_failures: Positive = 5
+    """Failures in a row that open the circuit breaker."""
+    breaker_share: Share = 0.5
+    """Failures among the last 50 requests that open it too."""
+    breaker_open_s: Seconds = 2.0
+    """How long it refuses before one request may try again; doubles up to 60 s while that fails."""
+
+
 class StreamSettings(Section, frozen=True):
     """Server-sent events."""
 
@@ -210,9 +257,23 @@ class UsageSettings(Section, frozen=True):
     """Ledger and holds."""
 
     url: str | None = None
-    """SQLAlchemy URL; default sqlite+aiosqlite in the data folder."""
+    """SQLAlchemy URL; default sqlite+aiosqlite in the data folder. Or postgresql+asyncpg://user:password@host/database."""
     hold_lease_s: Seconds = 30.0
     """A hold whose server died is released after so long."""
+    connect_timeout_s: Seconds = 5.0
+    """PostgreSQL: for a connection to be made, or to become free."""
+    command_timeout_s: Seconds = 5.0
+    """PostgreSQL: for one statement. A transaction may take this and `connect_timeout_s` together."""
+    lock_timeout_s: Seconds = 3.0
+    """PostgreSQL: for a row that another gateway writes."""
+    pool_size: Positive = 5
+    """PostgreSQL: connections kept open; as many again while they are needed."""
+    idempotency_s: Seconds = 86_400.0
+    """How long an answer is kept for its Idempotency-Key."""
+    idempotency_answer_bytes: Positive = 4 * 1024 * 1024
+    """Largest answer that is kept; the key of a larger one is remembered, and refused when it comes again."""
+    idempotency_total_bytes: Positive = 256 * 1024 * 1024
+    """All kept answers together, compressed."""
 
 
 class RecordSettings(Section, frozen=True):
@@ -260,139 +321,5 @@ class Settings(Section, frozen=True):
     responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = ()
+    engines: tuple[UpstreamSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """The settings, and where each one that isn't a default came from (key -> source, in words)."""
-
-    settings: Settings
-    sources: dict[str, str] = {}
-
-
-def fields(section: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every setting of the tree as (key, type, default), in order. `[[models]]` and `[[prices]]` count as one each."""
-    for field in msgspec.structs.fields(section):
-        key = prefix + field.name
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from fields(field.type, f"{key}.")
-        else:
-            yield key, field.type, field.default
-
-
-def load(
-    config: Path | None = None, env: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
-) -> Loaded:
-    """Fold into one tree: defaults < `config` (TOML) < `env` < `flags` (key -> text). Raises ConfigError."""
-    types = {key: kind for key, kind, _ in fields()}
-    tree: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for given in _all(config, env or {}, flags or {}):
-        key = given.key
-        if key not in types:
-            raise ConfigError(f"{given.source}: there is no setting {key}{_nearest(key, types)}")
-        *section, name = key.split(".")
-        (tree.setdefault(section[0], {}) if section else tree)[name] = _typed(given, types[key])
-        sources[key] = given.source
-    return Loaded(msgspec.convert(tree, Settings, from_attributes=True), sources)
-
-
-def load_process(config: Path | None = None, flags: Mapping[str, str] | None = None) -> Loaded:
-    """`load` with this process's environment; without `config`, the working folder's `hitsend.toml` if there is one."""
-    if config is None and Path("hitsend.toml").is_file():
-        config = Path("hitsend.toml")
-    return load(config, os.environ, flags)
-
-
-def shown(key: str, value: Any) -> Any:
-    """A value as it may be printed: passwords inside URLs are masked."""
-    if key == "usage.url" and isinstance(value, str):
-        return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", value)
-    return msgspec.to_builtins(value)
-
-
-def described(kind: Any) -> str:
-    """A setting's type in words: `integer, at least 1`, `one of "pretty", "json"`, `text or nothing`."""
-    if get_origin(kind) in (UnionType, Union):
-        return f"{described(get_args(kind)[0])} or nothing"
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
-    if get_origin(kind) is Annotated:
-        base, meta = get_args(kind)
-        words = (
-            f"{described(base)} above {meta.gt}" if meta.gt is not None else f"{described(base)}, at least {meta.ge}"
-        )
-        return words if meta.le is None else f"{words} and at most {meta.le}"
-    if get_origin(kind) is tuple:
-        return "list of texts" if get_args(kind)[0] is str else "array of tables"
-    return {int: "integer", float: "number", bool: "true or false", str: "text"}[kind]
-
-
-class _Given(msgspec.Struct, frozen=True):
-    """One setting from one source; `is_text` when it may have to be read as a number, a truth value, a list or JSON."""
-
-    key: str
-    value: Any
-    source: str
-    is_text: bool = True
-
-
-def _all(config: Path | None, env: Mapping[str, str], flags: Mapping[str, str]) -> Iterator[_Given]:
-    if config is not None:
-        yield from _from_file(config)
-    for name in sorted(env):
-        if name.startswith("HITSEND__"):
-            yield _Given(name.removeprefix("HITSEND__").replace("__", ".").lower(), env[name], f"environment {name}")
-    for key, text in flags.items():
-        yield _Given(key, text, f"flag {key}")
-
-
-def _from_file(path: Path) -> Iterator[_Given]:
-    try:
-        tree = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML ({error})") from error
-    for name, value in tree.items():
-        inner = {f"{name}.{field}": held for field, held in value.items()} if isinstance(value, dict) else {name: value}
-        for key, held in inner.items():
-            yield _Given(key, held, str(path), is_text=False)
-
-
-def _typed(given: _Given, kind: Any) -> Any:
-    """The value as `kind`, or a ConfigError that says what would be right."""
-    try:
-        value = _from_text(given.value, kind) if given.is_text else given.value
-        typed = msgspec.convert(value, kind, strict=not given.is_text)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _wrong(given, kind, str(error)) from error
-    if isinstance(typed, float) and not math.isfinite(typed):
-        raise _wrong(given, kind, "not finite")
-    return typed
-
-
-def _wrong(given: _Given, kind: Any, detail: str) -> ConfigError:
-    right = described(kind)
-    if right == "array of tables":
-        right = f"{right}; {detail.replace('`', '').replace(' - at $', ', at ')}"
-    return ConfigError(f"{given.source}: {given.key} can't be {shown(given.key, given.value)!r}, it must be {right}")
-
-
-def _from_text(text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if kind == str | None:
-        return text or None
-    if get_origin(kind) is not tuple:
-        return text
-    if get_args(kind)[0] is str and not text.lstrip().startswith("["):
-        return [item.strip() for item in text.split(",") if item.strip()]
-    return msgspec.json.decode(text)
-
-
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else " (`hitsend config show` lists them all)"

@@ -17,8 +17,9 @@ ALICE = KeyOwner(name="alice", user="u", app="a", org="o")
 
 
 @contextlib.asynccontextmanager
-async def access(folder):
-    database = await Database.open(database_url(None, folder))
+async def access(place):
+    """`place`: a URL, or the folder of an SQLite file."""
+    database = await Database.open(place if isinstance(place, str) else database_url(None, place))
     store = KeyStore(database, SystemClock())
     authenticator = Authenticator(store)
     try:

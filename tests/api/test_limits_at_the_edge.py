@@ -16,6 +16,7 @@ from hitsend.core.request import Completed, Principal, Request, Started
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.account import Account
 from hitsend.serve.api.routes import Routes
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.usage.pricing import Price
 from hitsend.serve.usage.report import Spending
 from hitsend.serve.usage.rows import Hold, HoldRequest
@@ -73,7 +74,7 @@ class Limited:
 
 @pytest.fixture
 async def opened(tmp_path):
-    async with storage(tmp_path) as found:
+    async with storage(database_url(None, tmp_path)) as found:
         yield found
 
 

@@ -32,6 +32,7 @@ BODIES: dict[str, Any] = {
     "/tokenize": {"content": "hi"},
     "/detokenize": {"tokens": [104]},
 }
+BOOKS = ("/admin/usage", "/admin/ledger", "/admin/reconcile")
 EVERY = [(route, method) for route, handlers in ROUTES.items() for method in handlers]
 
 
@@ -54,6 +55,8 @@ def is_denied(role: str, route: str) -> bool:
     """Whether it is not this role's, written down apart from the code that decides."""
     if role == "caller":
         return route.startswith("/admin/") or route in ("/metrics", "/inspect/state")
+    if route in BOOKS:
+        return False
     works = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/estimate", "/v1/responses", "/v1/messages")
     return role == "reader" and route.startswith((*works, "/tokenize", "/detokenize", "/admin/"))
 
@@ -106,10 +109,10 @@ def test_a_route_without_a_policy_is_nobody_s():
 def test_what_each_role_is_for():
     may = {role: {route for route, policy in POLICIES.items() if role in ROLES[policy]} for role in ROLE_NAMES}
     assert may["admin"] == set(ROUTES)
-    assert {"/metrics", "/inspect/state", "/inspect/requests"} <= may["reader"]
+    assert {"/metrics", "/inspect/state", "/inspect/requests", *BOOKS} <= may["reader"]
     assert not any("POST" in ROUTES[route] or "DELETE" in ROUTES[route] for route in may["reader"])
     assert not may["caller"] & {"/metrics", "/inspect/state"}
-    assert not any(route.startswith("/admin") for route in may["caller"] | may["reader"])
+    assert not any(route.startswith("/admin") for route in may["caller"] | (may["reader"] - set(BOOKS)))
 
 
 async def test_on_its_own_machine_without_keys_the_owner_may_do_everything():

@@ -5,13 +5,13 @@ import pytest
 from sqlalchemy import text
 
 from hitsend.core.errors import StorageFailed
-from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.connection import Database
 from hitsend.serve.database.writer import Writer
 
 
 @contextlib.asynccontextmanager
-async def writing(folder):
-    database = await Database.open(database_url(None, folder))
+async def writing(url):
+    database = await Database.open(url)
     async with database.writing() as connection:
         await connection.execute(text("CREATE TABLE seen (n INTEGER PRIMARY KEY)"))
     writer = Writer(database)
@@ -20,6 +20,8 @@ async def writing(folder):
         yield writer, database
     finally:
         await writer.stop()
+        async with database.writing() as connection:
+            await connection.execute(text("DROP TABLE seen"))
         await database.close()
 
 
@@ -36,19 +38,19 @@ async def seen(database):
         return list((await connection.execute(text("SELECT n FROM seen ORDER BY n"))).scalars())
 
 
-async def test_many_operations_share_a_commit(tmp_path):
-    async with writing(tmp_path) as (writer, database):
+async def test_many_operations_share_a_commit(url):
+    async with writing(url) as (writer, database):
         assert await asyncio.gather(*(writer.submit(insert(number)) for number in range(100))) == list(range(100))
         assert await seen(database) == list(range(100))
         assert writer.num_commits <= 2
 
 
-async def test_a_bad_operation_ends_nobody_elses(tmp_path):
+async def test_a_bad_operation_ends_nobody_elses(url):
     async def broken(connection):
         await connection.execute(text("INSERT INTO seen VALUES (1000)"))
         raise TypeError("a bug")
 
-    async with writing(tmp_path) as (writer, database):
+    async with writing(url) as (writer, database):
         operations = [insert(0), insert(1), broken, insert(1), insert(2)]
         ends = await asyncio.gather(*(writer.submit(operation) for operation in operations), return_exceptions=True)
         assert [end if isinstance(end, int) else type(end) for end in ends] == [0, 1, StorageFailed, StorageFailed, 2]
@@ -57,16 +59,16 @@ async def test_a_bad_operation_ends_nobody_elses(tmp_path):
         assert await seen(database) == [0, 1, 2, 3]
 
 
-async def test_an_operation_nobody_waits_for_runs(tmp_path):
-    async with writing(tmp_path) as (writer, database):
+async def test_an_operation_nobody_waits_for_runs(url):
+    async with writing(url) as (writer, database):
         writer.submit(insert(1)).cancel()
         writer.submit(insert(2))
         await writer.stop()
         assert await seen(database) == [1, 2]
 
 
-async def test_after_the_end_nothing_is_taken(tmp_path):
-    async with writing(tmp_path) as (writer, _):
+async def test_after_the_end_nothing_is_taken(url):
+    async with writing(url) as (writer, _):
         await writer.stop()
         with pytest.raises(StorageFailed):
             await writer.submit(insert(1))

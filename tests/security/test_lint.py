@@ -73,13 +73,14 @@ def test_no_loader_that_makes_objects():
 
 
 def test_only_these_speak_to_other_machines():
-    """Keys of the configured issuer; models that the operator names; the commands, which ask our own server."""
+    """The configured issuer and engine; models that the operator names; the commands, which ask our own server."""
     found = {
         name(path)
         for path in sources()
         if any(one.split(".")[0] in SPEAKS_HTTP or one == "urllib.request" for one in imported(path))
     }
-    allowed = ("src/hitsend/serve/access/jwks.py", "src/hitsend/serve/engine/models.py", "src/hitsend/cli/")
+    engine = tuple(f"src/hitsend/serve/engine/{file}" for file in ("models.py", "upstream.py"))
+    allowed = ("src/hitsend/serve/access/jwks.py", "src/hitsend/cli/", *engine)
     assert [path for path in found if not path.startswith(allowed)] == []
 
 

@@ -1,5 +1,6 @@
 """What is logged is one entry, whatever is in it; what a database failed at isn't in it."""
 
+import ast
 import json
 import logging
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.logs import set_up_logs
 from hitsend.settings import LogSettings
+from tests.architecture.tree import name, sources, tree
 
 EVIL = "a\r\n12:00:00 error hitsend: forged\x1b[2J\x07\x00\x85\u2028\u202e\u200fb\ud83d\x9b31m"
 
@@ -50,10 +52,21 @@ async def test_a_statement_that_failed_is_told_without_its_values(tmp_path):
         await database.close()
 
 
+def test_every_database_is_opened_so():
+    opened = [
+        (name(path), {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}.get("hide_parameters"))
+        for path in sources()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("create_engine", "create_async_engine")
+    ]
+    assert len(opened) >= 2
+    assert [place for place, hides in opened if hides != "True"] == []
+
+
 def test_debug_shows_no_statements(root_logger, capsys):
     set_up_logs(LogSettings(level="debug"))
-    for name in ("aiosqlite", "sqlalchemy.engine", "asyncpg"):
-        logging.getLogger(name).debug("executing INSERT with CANARY-VALUE")
+    for logger in ("aiosqlite", "sqlalchemy.engine", "asyncpg"):
+        logging.getLogger(logger).debug("executing INSERT with CANARY-VALUE")
     assert capsys.readouterr().err == ""
 
 

@@ -12,6 +12,7 @@ from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.access.memory import MemoryQuota
+from hitsend.serve.database.connection import database_url
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.usage.pricing import PriceBook
@@ -64,7 +65,7 @@ class ScriptedBatch:
 
 @pytest.fixture
 async def stored(tmp_path):
-    async with storage(tmp_path) as opened:
+    async with storage(database_url(None, tmp_path)) as opened:
         yield opened
 
 

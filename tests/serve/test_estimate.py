@@ -63,6 +63,8 @@ QUOTA = MemoryQuota(FakeClock(), None)  # without budgets, nothing asks the ledg
 
 class Engine:
     name, facts = "embedded", FACTS
+    takes = gives = "tokens"
+    is_local = True
 
     def __init__(self, now: EngineState, refusal=None) -> None:
         self.now, self.refusal = now, refusal

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from pathlib import Path
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.request import Usage
@@ -18,8 +17,8 @@ async def _live(ledger, request_id: str, *, is_settled: bool) -> None:
         print("settled", row.request_id, row.cost_microusd, flush=True)
 
 
-async def _main(folder: Path) -> None:
-    async with storage(folder, SystemClock()) as opened:
+async def _main(url: str) -> None:
+    async with storage(url, SystemClock()) as opened:
         number = 0
         while True:
             batch = range(number, number + 8)
@@ -27,4 +26,4 @@ async def _main(folder: Path) -> None:
             number += 8
 
 
-asyncio.run(_main(Path(sys.argv[1])))
+asyncio.run(_main(sys.argv[1]))

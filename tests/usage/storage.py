@@ -1,13 +1,11 @@
-"""What the storage tests share: a real SQLite file, a clock set by hand, a database that fails on demand."""
+"""What the storage tests share: a real database, a clock set by hand, a database that fails on demand."""
 
 import contextlib
-import sqlite3
-from pathlib import Path
 
 from sqlalchemy import event, select
 
 from hitsend.core.request import Principal
-from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS, LEDGER
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage.ledger import Ledger
@@ -51,8 +49,8 @@ class Storage:
 
 
 @contextlib.asynccontextmanager
-async def storage(folder: Path, clock: HandClock | None = None, owner: str | None = None):
-    database = await Database.open(database_url(None, folder))
+async def storage(url: str, clock: HandClock | None = None, owner: str | None = None):
+    database = await Database.open(url)
     opened = Storage(database, clock or HandClock(), owner)
     opened.writer.start()
     try:
@@ -71,25 +69,27 @@ class Faults:
         self.seen = 0
         self.failed = 0
         self._range = range(first, first + length)
-        self._engine = database.engine.sync_engine
-        event.listen(self._engine, "before_cursor_execute", self._on_statement)
-        event.listen(self._engine, "commit", self._on_commit)
+        self._engines = database.sync_engines
+        for engine in self._engines:
+            event.listen(engine, "before_cursor_execute", self._on_statement)
+            event.listen(engine, "commit", self._on_commit)
 
     def detach(self) -> None:
-        event.remove(self._engine, "before_cursor_execute", self._on_statement)
-        event.remove(self._engine, "commit", self._on_commit)
+        for engine in self._engines:
+            event.remove(engine, "before_cursor_execute", self._on_statement)
+            event.remove(engine, "commit", self._on_commit)
 
     def _on_statement(self, connection, cursor, statement, parameters, context, executemany) -> None:
-        self._count()
+        self._count(connection)
 
     def _on_commit(self, connection) -> None:
-        self._count()
+        self._count(connection)
 
-    def _count(self) -> None:
+    def _count(self, connection) -> None:
         self.seen += 1
         if self.seen in self._range:
             self.failed += 1
-            raise sqlite3.OperationalError("disk I/O error")
+            raise connection.dialect.loaded_dbapi.OperationalError("disk I/O error")
 
 
 def wanted(request_id: str, *, input_tokens: int = 10, output_tokens: int = 20, **changes) -> HoldRequest:

@@ -11,10 +11,10 @@ from hitsend.serve.usage.ledger import RECOVERED
 from tests.usage.storage import storage
 
 
-async def _run_and_kill(folder, num_lines):
+async def _run_and_kill(url, num_lines):
     """Kill the process after that many confirmations; return all that it gave."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.usage.crashing", str(folder), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.usage.crashing", url, stdout=asyncio.subprocess.PIPE
     )
     lines = []
     try:
@@ -27,11 +27,11 @@ async def _run_and_kill(folder, num_lines):
     return [line.decode().split() for line in lines if line.endswith(b"\n")]
 
 
-async def _check(folder, num_lines):
-    said = await _run_and_kill(folder, num_lines)
+async def _check(url, num_lines):
+    said = await _run_and_kill(url, num_lines)
     held = {words[1] for words in said if words[0] == "held"}
     settled = {words[1]: int(words[2]) for words in said if words[0] == "settled"}
-    async with storage(folder, SystemClock()) as opened:
+    async with storage(url, SystemClock()) as opened:
         assert await opened.holds() == []
         rows = await opened.rows()
     by_request = {row["request_id"]: row for row in rows}
@@ -45,13 +45,13 @@ async def _check(folder, num_lines):
     assert any(row["reason"] == RECOVERED for row in rows)
 
 
-async def test_a_killed_server_leaves_a_ledger_that_adds_up(tmp_path):
-    await _check(tmp_path / "a", 9)
-    await _check(tmp_path / "b", 140)
+async def test_a_killed_server_leaves_a_ledger_that_adds_up(new_url):
+    await _check(new_url(), 9)
+    await _check(new_url(), 140)
 
 
 @pytest.mark.slow
-async def test_a_server_killed_at_any_moment_leaves_a_ledger_that_adds_up(tmp_path):
+async def test_a_server_killed_at_any_moment_leaves_a_ledger_that_adds_up(new_url):
     draw = random.Random(7)
-    for number in range(30):
-        await _check(tmp_path / str(number), draw.randrange(1, 400))
+    for _ in range(30):
+        await _check(new_url(), draw.randrange(1, 400))

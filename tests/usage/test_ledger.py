@@ -16,8 +16,8 @@ from tests.usage.storage import ALICE, QWEN, Faults, HandClock, storage, wanted
 DEAD = "?:?:1:?:dead"
 
 
-async def test_a_hold_is_durable_before_work_starts_and_ends_in_one_row(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_hold_is_durable_before_work_starts_and_ends_in_one_row(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1", input_tokens=300, output_tokens=500))
         (held,) = await opened.holds()
         assert (held["request_id"], held["held_microusd"], held["key_id"]) == ("r1", 1_735, "a1")
@@ -33,8 +33,8 @@ async def test_a_hold_is_durable_before_work_starts_and_ends_in_one_row(tmp_path
         ]
 
 
-async def test_settling_twice_keeps_the_first_row(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_settling_twice_keeps_the_first_row(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         first = await opened.ledger.settle(hold, Settlement(Usage(10, 5), "stop"))
         opened.clock.seconds += 10
@@ -44,8 +44,8 @@ async def test_settling_twice_keeps_the_first_row(tmp_path):
         assert len(await opened.rows()) == 1
 
 
-async def test_settling_at_once_from_many_places_makes_one_row(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_settling_at_once_from_many_places_makes_one_row(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         rows = await asyncio.gather(
             *(opened.ledger.settle(hold, Settlement(Usage(10, tokens), "stop")) for tokens in range(20))
@@ -54,8 +54,8 @@ async def test_settling_at_once_from_many_places_makes_one_row(tmp_path):
         assert len(await opened.rows()) == 1
 
 
-async def test_a_request_id_can_not_be_used_twice_to_run_free(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_request_id_can_not_be_used_twice_to_run_free(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         with pytest.raises(InvalidRequest, match="r1"):
             await opened.ledger.reserve(wanted("r1"))
@@ -66,9 +66,9 @@ async def test_a_request_id_can_not_be_used_twice_to_run_free(tmp_path):
         assert len(await opened.rows()) == 1
 
 
-async def test_one_client_request_with_attempts_and_replays_makes_one_row(tmp_path):
+async def test_one_client_request_with_attempts_and_replays_makes_one_row(url):
     """Three tries of one request, one of them while the first still runs: one of them is billed."""
-    async with storage(tmp_path) as opened:
+    async with storage(url) as opened:
         tries = await asyncio.gather(*(opened.ledger.reserve(wanted("r1")) for _ in range(3)), return_exceptions=True)
         (hold,) = [tried for tried in tries if not isinstance(tried, InvalidRequest)]
         await opened.ledger.settle(hold, Settlement(Usage(9, 5), "stop"))
@@ -76,8 +76,8 @@ async def test_one_client_request_with_attempts_and_replays_makes_one_row(tmp_pa
         assert [row["completion_tokens"] for row in await opened.rows()] == [5]
 
 
-async def test_the_database_itself_refuses_a_second_row_or_a_change(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_the_database_itself_refuses_a_second_row_or_a_change(url):
+    async with storage(url) as opened:
         await opened.ledger.release(await opened.ledger.reserve(wanted("r1")), "stop")
         columns = "hold_id, key_name, model, engine, price_id, price_input_picousd, price_output_picousd"
         counts = "prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens, discarded_tokens, cost_microusd"
@@ -95,8 +95,8 @@ async def test_the_database_itself_refuses_a_second_row_or_a_change(tmp_path):
         assert len(await opened.rows()) == 1
 
 
-async def test_impossible_counts_are_refused_and_the_hold_stays(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_impossible_counts_are_refused_and_the_hold_stays(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         with pytest.raises(WrongCounts):
             opened.ledger.settle(hold, Settlement(Usage(1, 1, cached_tokens=2), "stop"))
@@ -104,8 +104,8 @@ async def test_impossible_counts_are_refused_and_the_hold_stays(tmp_path):
         await opened.ledger.release(hold, "error")
 
 
-async def test_a_with_block_that_ends_early_releases_its_hold(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_with_block_that_ends_early_releases_its_hold(url):
+    async with storage(url) as opened:
         with pytest.raises(KeyError):
             async with opened.ledger.holding(wanted("r1")):
                 raise KeyError
@@ -119,8 +119,8 @@ async def test_a_with_block_that_ends_early_releases_its_hold(tmp_path):
         assert opened.ledger.holds_open == 0
 
 
-async def test_a_caller_who_leaves_while_reserving_leaves_no_hold(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_caller_who_leaves_while_reserving_leaves_no_hold(url):
+    async with storage(url) as opened:
         leaving = asyncio.create_task(opened.ledger.reserve(wanted("r1")))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -132,8 +132,8 @@ async def test_a_caller_who_leaves_while_reserving_leaves_no_hold(tmp_path):
         assert [row["reason"] for row in await opened.rows()] == ["unconfirmed", "stop"]
 
 
-async def test_a_caller_who_leaves_while_settling_is_settled(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_caller_who_leaves_while_settling_is_settled(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         waiting = opened.ledger.settle(hold, Settlement(Usage(10, 5), "stop"))
         waiting.cancel()
@@ -141,9 +141,9 @@ async def test_a_caller_who_leaves_while_settling_is_settled(tmp_path):
         assert [row["completion_tokens"] for row in await opened.rows()] == [5, 0]
 
 
-async def test_streamed_or_not_the_same_tokens_make_the_same_row(tmp_path):
+async def test_streamed_or_not_the_same_tokens_make_the_same_row(url):
     """The row comes from counts alone: nothing in it knows how the answer was delivered; no cost is ever missing."""
-    async with storage(tmp_path) as opened:
+    async with storage(url) as opened:
         for number in range(3):
             hold = await opened.ledger.reserve(wanted(f"r{number}"))
             await opened.ledger.settle(hold, Settlement(Usage(9, 7), "stop"))
@@ -153,8 +153,8 @@ async def test_streamed_or_not_the_same_tokens_make_the_same_row(tmp_path):
         assert rows[0]["cost_microusd"] > 0
 
 
-async def test_many_requests_at_once_share_commits_and_lose_nothing(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_many_requests_at_once_share_commits_and_lose_nothing(url):
+    async with storage(url) as opened:
         draw = random.Random(1)
 
         async def live(number: int) -> int:
@@ -174,16 +174,16 @@ async def test_many_requests_at_once_share_commits_and_lose_nothing(tmp_path):
         assert opened.writer.num_commits < 60
 
 
-async def _leave_hold(folder, clock, owner, request_id):
-    async with storage(folder, clock, owner) as opened:
+async def _leave_hold(url, clock, owner, request_id):
+    async with storage(url, clock, owner) as opened:
         await opened.ledger.reserve(wanted(request_id))
 
 
-async def test_holds_of_an_unknown_owner_are_closed_when_their_lease_ran_out(tmp_path):
+async def test_holds_of_an_unknown_owner_are_closed_when_their_lease_ran_out(url):
     clock = HandClock()
-    await _leave_hold(tmp_path, clock, DEAD, "r1")
+    await _leave_hold(url, clock, DEAD, "r1")
     clock.seconds += 29
-    async with storage(tmp_path, clock) as opened:
+    async with storage(url, clock) as opened:
         assert len(await opened.holds()) == 1
         clock.seconds += 2
         assert await opened.ledger.recover() == 1
@@ -193,23 +193,23 @@ async def test_holds_of_an_unknown_owner_are_closed_when_their_lease_ran_out(tmp
         assert await opened.holds() == []
 
 
-async def test_holds_of_a_dead_process_are_closed_at_start(tmp_path):
+async def test_holds_of_a_dead_process_are_closed_at_start(url):
     clock = HandClock()
     boot, namespace, _, started, _ = owners.this_process().split(":")
-    await _leave_hold(tmp_path, clock, f"{boot}:{namespace}:999999999:{started}:x", "r1")
-    async with storage(tmp_path, clock) as opened:
+    await _leave_hold(url, clock, f"{boot}:{namespace}:999999999:{started}:x", "r1")
+    async with storage(url, clock) as opened:
         assert [row["reason"] for row in await opened.rows()] == [RECOVERED]
 
 
-async def test_holds_of_a_living_process_are_left_alone(tmp_path):
+async def test_holds_of_a_living_process_are_left_alone(url):
     clock = HandClock()
     boot, namespace, *_ = owners.this_process().split(":")
     sleeper = await asyncio.create_subprocess_exec("sleep", "60")
     try:
         started = owners._started(sleeper.pid)
-        await _leave_hold(tmp_path, clock, f"{boot}:{namespace}:{sleeper.pid}:{started}:x", "r1")
+        await _leave_hold(url, clock, f"{boot}:{namespace}:{sleeper.pid}:{started}:x", "r1")
         clock.seconds += 1000
-        async with storage(tmp_path, clock) as opened:
+        async with storage(url, clock) as opened:
             assert await opened.rows() == []
             sleeper.kill()
             await sleeper.wait()
@@ -220,9 +220,9 @@ async def test_holds_of_a_living_process_are_left_alone(tmp_path):
             await sleeper.wait()
 
 
-async def test_leases_are_renewed_while_requests_run(tmp_path):
+async def test_leases_are_renewed_while_requests_run(url):
     clock = HandClock()
-    async with storage(tmp_path, clock) as opened:
+    async with storage(url, clock) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         for _ in range(10):
             clock.seconds += 11
@@ -239,19 +239,19 @@ async def _one_life(opened, request_id):
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
-async def test_fault_sweep(tmp_path, length):
+async def test_fault_sweep(new_url, length):
     """Fail `length` database calls from the k-th on, for each k until a run has no failure: nothing lost or doubled."""
     number = 1
     while True:
         clock = HandClock()
-        folder = tmp_path / str(number)
-        async with storage(folder, clock, DEAD) as opened:
+        url = new_url()
+        async with storage(url, clock, DEAD) as opened:
             faults = Faults(opened.database, number, length)
             ends = await asyncio.gather(*(_one_life(opened, f"r{i}") for i in range(3)), return_exceptions=True)
             faults.detach()
         assert all(not isinstance(end, Exception) or isinstance(end, StorageFailed) for end in ends)
         clock.seconds += 31
-        async with storage(folder, clock) as again:
+        async with storage(url, clock) as again:
             assert await again.holds() == []
             rows = {row["request_id"]: row for row in await again.rows()}
             assert len(rows) == len(await again.rows())
@@ -268,8 +268,8 @@ async def test_fault_sweep(tmp_path, length):
     assert number > 3
 
 
-async def test_a_settlement_the_database_refused_is_written_later(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_settlement_the_database_refused_is_written_later(url):
+    async with storage(url) as opened:
         hold = await opened.ledger.reserve(wanted("r1"))
         faults = Faults(opened.database, 1, 1000)
         with pytest.raises(StorageFailed):
@@ -282,8 +282,8 @@ async def test_a_settlement_the_database_refused_is_written_later(tmp_path):
         assert [row["completion_tokens"] for row in await opened.rows()] == [5]
 
 
-async def test_one_request_that_can_not_be_written_ends_no_other(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_one_request_that_can_not_be_written_ends_no_other(url):
+    async with storage(url) as opened:
         nobody = wanted("bad", principal=ALICE.__class__(name=None))
         ends = await asyncio.gather(
             *(_one_life(opened, f"r{number}") for number in range(5)),
@@ -296,23 +296,23 @@ async def test_one_request_that_can_not_be_written_ends_no_other(tmp_path):
         assert QWEN.id == "test"
 
 
-async def test_fault_sweep_over_the_recovery(tmp_path):
+async def test_fault_sweep_over_the_recovery(new_url):
     """A start that fails at its k-th database call closes nothing twice; the next one closes the rest."""
     number = 1
     while True:
         clock = HandClock()
-        folder = tmp_path / str(number)
-        async with storage(folder, clock, DEAD) as opened:
+        url = new_url()
+        async with storage(url, clock, DEAD) as opened:
             for i in range(3):
                 await opened.ledger.reserve(wanted(f"r{i}"))
         clock.seconds += 31
-        async with storage(folder, clock, DEAD) as opened:
+        async with storage(url, clock, DEAD) as opened:
             opened.ledger.owner = "somebody else"
             faults = Faults(opened.database, number, 4)
             with contextlib.suppress(StorageFailed, SQLAlchemyError):
                 await opened.ledger.recover()
             faults.detach()
-        async with storage(folder, clock) as again:
+        async with storage(url, clock) as again:
             assert await again.holds() == []
             assert sorted(row["request_id"] for row in await again.rows()) == ["r0", "r1", "r2"]
         if not faults.failed:

@@ -1,3 +1,4 @@
+from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
@@ -6,7 +7,17 @@ from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Usage
-from hitsend.serve.usage.pricing import LOCAL_FREE, Price, PriceBook, cost_microusd, held_microusd, picousd_per_token
+from hitsend.serve.usage.pricing import (
+    LOCAL_FREE,
+    Price,
+    PriceBook,
+    _built_in,
+    cost_microusd,
+    held_microusd,
+    held_neurons_micro,
+    neurons_micro,
+    picousd_per_token,
+)
 from hitsend.settings import PriceSettings
 
 prices = st.builds(
@@ -101,3 +112,50 @@ def test_a_remote_model_without_a_price_is_refused_and_named():
 def test_a_price_that_means_nothing_is_refused(usd):
     with pytest.raises(ConfigError, match=r"prices\.x"):
         picousd_per_token(usd, "prices.x")
+
+
+def test_neurons_are_exact_and_worth_eleven_dollars_a_million():
+    price = PriceBook().find("@cf/qwen/qwen3.8-27b", is_local=False, engine="workers_ai")
+    assert price == Price("workers-ai-2026-08-28", 40_909 * 11, 290_909 * 11, None, in_neurons=True)
+    assert neurons_micro(price, Usage(1_200, 400)) == 1_200 * 40_909 + 400 * 290_909
+    assert held_neurons_micro(price, 1_200, 400) == neurons_micro(price, Usage(1_200, 400))
+    assert cost_microusd(price, Usage(1_000_000, 0)) == 449_999
+    assert neurons_micro(Price("usd", 1, 1), Usage(5, 5)) is None
+
+
+def test_every_workers_ai_model_has_its_rates_and_the_paid_ones_say_so():
+    listed = [name for engine, name in _built_in() if engine == "workers_ai"]
+    found = {name: PriceBook().find(name, is_local=False, engine="workers_ai") for name in listed}
+    assert len(found) == 37
+    assert all(
+        price.in_neurons and price.input_picousd % 11 == price.output_picousd % 11 == 0 for price in found.values()
+    )
+    paid = {name for name, price in found.items() if price.is_paid_only}
+    assert paid == {
+        "@cf/moonshotai/kimi-k2.6",
+        "@cf/moonshotai/kimi-k2.7-code",
+        "@cf/zai-org/glm-5.2",
+        "@cf/zai-org/glm-5.3",
+        "@cf/zai-org/glm-5.3-flash",
+        "@cf/deepseek-ai/deepseek-v4-flash-0731",
+        "@cf/deepseek-ai/deepseek-v4-pro-0813",
+    }
+    assert found["@cf/zai-org/glm-5.2"].cached_input_picousd == 23_636 * 11
+
+
+def test_a_list_counts_from_its_day_on_and_only_for_its_kind_of_engine():
+    book = PriceBook(now=lambda: datetime(2025, 11, 13, tzinfo=UTC).timestamp())
+    assert book.find("gpt-5", is_local=False, engine="openai").cached_input_picousd == 125_000
+    with pytest.raises(ConfigError, match="on 2025-11-12"):
+        book.find("gpt-5", is_local=False, engine="openai", on=date(2025, 11, 12))
+    with pytest.raises(ConfigError):
+        book.find("gpt-5", is_local=False, engine="vllm")
+
+
+def test_reasoning_of_a_month_of_requests_is_billed_as_output():
+    price = Price("usd", 450_000, 3_200_000)
+    plain, thinking = Usage(1_200, 400), Usage(1_200, 1_200, reasoning_tokens=800)
+    assert 30_000 * cost_microusd(price, plain) == 54_600_000 == cost_microusd(price, Usage(36_000_000, 12_000_000))
+    assert cost_microusd(price, Usage(36_000_000, 0)) == 16_200_000
+    assert cost_microusd(price, Usage(0, 12_000_000)) == 38_400_000
+    assert 30_000 * cost_microusd(price, thinking) == 131_400_000

@@ -25,8 +25,8 @@ def store_on(opened, **settings):
     return RecordStore(opened.database, opened.writer, opened.clock, RecordSettings(**settings))
 
 
-async def test_a_record_is_there_at_once_and_after_a_restart(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_record_is_there_at_once_and_after_a_restart(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         store.put(summary("r1"), b'{"a":1}')
         assert await store.get("r1") == b'{"a":1}'
@@ -38,8 +38,8 @@ async def test_a_record_is_there_at_once_and_after_a_restart(tmp_path):
         assert await after.list(10) == (summary("r1"),)
 
 
-async def test_lists_are_newest_first_across_ring_and_disk(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_lists_are_newest_first_across_ring_and_disk(url):
+    async with storage(url) as opened:
         store = store_on(opened, ring=3)
         for number in range(10):
             store.put(summary(f"r{number}", received_at=float(number), key_id="ab"[number % 2]), b"{}")
@@ -49,8 +49,8 @@ async def test_lists_are_newest_first_across_ring_and_disk(tmp_path):
         assert await store.get("r0") == b"{}"
 
 
-async def test_nobody_overwrites_another_callers_record_nor_a_billed_one(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_nobody_overwrites_another_callers_record_nor_a_billed_one(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         for ring in (10, 1):
             store = store_on(opened, ring=ring)
@@ -65,8 +65,8 @@ async def test_nobody_overwrites_another_callers_record_nor_a_billed_one(tmp_pat
         assert await after.get("other") == b"second try"
 
 
-async def test_old_and_surplus_records_are_deleted(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_old_and_surplus_records_are_deleted(url):
+    async with storage(url) as opened:
         store = store_on(opened, retention_days=1, max_stored=25)
         now = opened.clock.wall()
         for number in range(2500):
@@ -80,8 +80,8 @@ async def test_old_and_surplus_records_are_deleted(tmp_path):
         assert [kept.request_id for kept in await after.list(100)] == [f"r{number}" for number in range(2499, 2474, -1)]
 
 
-async def test_the_ring_is_bounded_by_bytes_too(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_the_ring_is_bounded_by_bytes_too(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         big = bytes(records.RING_BYTES // 3)
         for number in range(6):
@@ -90,8 +90,8 @@ async def test_the_ring_is_bounded_by_bytes_too(tmp_path):
         assert len(store._ring) == 3
 
 
-async def test_a_disk_that_fails_costs_a_record_not_a_request(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_disk_that_fails_costs_a_record_not_a_request(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         faults = Faults(opened.database, 1, 1000)
         store.put(summary("r1"), b"{}")
@@ -101,8 +101,8 @@ async def test_a_disk_that_fails_costs_a_record_not_a_request(tmp_path):
         assert await store.get("r1") == b"{}"
 
 
-async def test_records_waiting_for_the_disk_are_bounded(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_records_waiting_for_the_disk_are_bounded(url):
+    async with storage(url) as opened:
         store = store_on(opened, ring=10)
         for number in range(records.MAX_PENDING + 5):
             store.put(summary(f"r{number}"), b"{}")

@@ -8,8 +8,8 @@ from hitsend.serve.usage.report import Totals, UsageReport, usage_report
 from tests.usage.storage import storage, wanted
 
 
-async def test_the_report_adds_up_in_every_direction(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_the_report_adds_up_in_every_direction(url):
+    async with storage(url) as opened:
         spent = 0
         for number in range(12):
             caller = Principal(key_id=f"k{number % 3}", name=f"n{number % 3}") if number % 4 else Principal()
@@ -31,6 +31,6 @@ async def test_the_report_adds_up_in_every_direction(tmp_path):
         assert msgspec.json.decode(msgspec.json.encode(report), type=UsageReport) == report
 
 
-async def test_an_empty_ledger_reports_zeros(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_an_empty_ledger_reports_zeros(url):
+    async with storage(url) as opened:
         assert await usage_report(opened.database) == UsageReport()

@@ -12,8 +12,8 @@ def store_on(opened, **settings):
     return ResponseStore(opened.database, opened.writer, opened.clock, ResponsesSettings(**settings))
 
 
-async def test_a_response_is_there_for_its_key_alone_until_it_is_deleted(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_response_is_there_for_its_key_alone_until_it_is_deleted(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         await store.put("r1", b'{"a":1}', key_id="k")
         await store.put("r2", b"{}", key_id=None)
@@ -28,8 +28,8 @@ async def test_a_response_is_there_for_its_key_alone_until_it_is_deleted(tmp_pat
         assert not await store.delete("r1", key_id="k")
 
 
-async def test_an_id_that_is_taken_stays_as_it_is(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_an_id_that_is_taken_stays_as_it_is(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         await store.put("r1", b"first", key_id="k")
         await store.put("r1", b"second", key_id="k")
@@ -38,8 +38,8 @@ async def test_an_id_that_is_taken_stays_as_it_is(tmp_path):
         assert await store.get("r1", key_id="other") is None
 
 
-async def test_what_is_too_old_is_never_given_out_and_then_deleted(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_what_is_too_old_is_never_given_out_and_then_deleted(url):
+    async with storage(url) as opened:
         store = store_on(opened, retention_days=2)
         await store.put("old", b"{}", key_id="k")
         opened.clock.seconds += 1.5 * 86_400
@@ -53,8 +53,8 @@ async def test_what_is_too_old_is_never_given_out_and_then_deleted(tmp_path):
         assert await store.get("old", key_id="k") is None
 
 
-async def test_a_key_s_oldest_make_room_and_no_other_key_s(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_key_s_oldest_make_room_and_no_other_key_s(url):
+    async with storage(url) as opened:
         store = store_on(opened, max_stored=3)
         await store.put("other", b"{}", key_id=None)
         for number in range(6):
@@ -65,8 +65,8 @@ async def test_a_key_s_oldest_make_room_and_no_other_key_s(tmp_path):
         assert await store.get("other", key_id=None) is not None
 
 
-async def test_a_disk_that_fails_is_told(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_a_disk_that_fails_is_told(url):
+    async with storage(url) as opened:
         store = store_on(opened)
         faults = Faults(opened.database, 1, 1000)
         with pytest.raises(StorageFailed):
@@ -76,8 +76,8 @@ async def test_a_disk_that_fails_is_told(tmp_path):
         faults.detach()
 
 
-async def test_the_background_task_deletes_and_ends(tmp_path):
-    async with storage(tmp_path) as opened:
+async def test_the_background_task_deletes_and_ends(url):
+    async with storage(url) as opened:
         store = store_on(opened, retention_days=1)
         await store.put("old", b"{}", key_id="k")
         opened.clock.seconds += 2 * 86_400

@@ -2,7 +2,7 @@
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
 prints (a test compares them), meanings are the docstrings in `settings.py`, and no password is printed.
-Next: `settings.py`.
+Next: `settings_source.py`.
 """
 
 import ast
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hitsend import settings
 from hitsend.cli import options
-from hitsend.settings import Loaded, described, fields, shown
+from hitsend.settings_source import Loaded, described, fields, shown
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show every setting and where it came from."
@@ -77,7 +77,13 @@ def page() -> str:
     """docs/settings.md, whole."""
     meanings = _meanings()
     titled = [(f"`[{field.name}]`", field.type) for field in msgspec.structs.fields(settings.Settings)]
-    tables = (settings.ModelSettings, settings.SamplingPreset, settings.PriceSettings)
+    tables = (
+        settings.ModelSettings,
+        settings.SamplingPreset,
+        settings.UpstreamSettings,
+        settings.UpstreamPrices,
+        settings.PriceSettings,
+    )
     titled += [(table.__name__, table) for table in tables]
     return _HEAD + "".join(
         f"\n## {title}\n\n{_doc(section)}\n\n{_rows(section, meanings)}"
@@ -98,9 +104,7 @@ def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[st
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
-    nested = isinstance(field.type, type) and issubclass(field.type, settings.Section)
-    kind = field.type.__name__ if nested else described(field.type)
-    return f"| `{field.name}` | {kind} | {default} | {meanings.get((section, field.name), '')} |\n"
+    return f"| `{field.name}` | {described(field.type)} | {default} | {meanings.get((section, field.name), '')} |\n"
 
 
 def _doc(section: type) -> str:

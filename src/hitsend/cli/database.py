@@ -22,7 +22,7 @@ def with_database(config: Path | None, data: Path | None, work: Callable[[Databa
     url = database_url(settings.usage.url, settings.server.data_dir)
 
     async def run() -> T:
-        database = await Database.open(url)
+        database = await Database.open(url, settings.usage)
         try:
             return await work(database)
         finally:

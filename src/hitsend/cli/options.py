@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Loaded, load_process
+from hitsend.settings_source import Loaded, load_process
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

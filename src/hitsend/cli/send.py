@@ -19,7 +19,7 @@ from rich.console import Console
 from hitsend.cli import CallFailed, options
 from hitsend.cli.client import Client
 from hitsend.cli.waterfall import draw
-from hitsend.settings import Loaded
+from hitsend.settings_source import Loaded
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -1,7 +1,7 @@
-"""`hitsend usage`: the ledger, added up by model, caller and day.
+"""`hitsend usage`: the ledger, added up by model, caller and day, as a statement, or row by row.
 
-Enters: a range of days. Leaves: tables, or one JSON document. Always true: only settled rows count, and every amount is
-an integer of micro-dollars until it is printed. Next: `serve/usage/report.py`.
+Enters: a range of days. Leaves: tables, CSV, or one JSON document. Always true: only settled rows count, and every
+amount is an integer of micro-dollars until it is printed. Next: `statement.py`.
 """
 
 from datetime import datetime
@@ -13,25 +13,53 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend.cli import options
+from hitsend.cli import CallFailed, options
 from hitsend.cli.database import with_database
+from hitsend.cli.statement import print_csv, print_rows, print_table, usd
 from hitsend.serve.usage.report import Totals, UsageReport, usage_report
+from hitsend.serve.usage.statement import By, statement, stream_rows
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help="Add up the ledger.")
 
-_Day = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="YYYY-MM-DD", help="UTC day, included.")]
+_DAY = "%Y-%m-%d"
+_From = Annotated[
+    datetime | None,
+    typer.Option("--from", "--since", formats=[_DAY], metavar="YYYY-MM-DD", help="First UTC day."),
+]
+_To = Annotated[
+    datetime | None,
+    typer.Option("--to", "--until", formats=[_DAY], metavar="YYYY-MM-DD", help="Last UTC day, included."),
+]
 
 
 @app.command()
 def usage(
-    since: _Day = None,
-    until: _Day = None,
+    since: _From = None,
+    until: _To = None,
+    by: Annotated[By | None, typer.Option("--by", help="A statement with one line for each of these.")] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="Every row instead of sums.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
+    as_json: options.Json = False,
     config: options.Config = None,
     data: options.Data = None,
-    as_json: options.Json = False,
 ) -> None:
-    """Show requests, tokens and cost by model, caller and day."""
+    """Show requests, tokens and cost by model, caller and day; with --by or --csv as a statement."""
+    if as_csv and as_json:
+        raise CallFailed("--csv and --json: one of them")
+    if rows and by:
+        raise CallFailed("--rows and --by: one of them")
     first, last = (None if day is None else day.date() for day in (since, until))
+    if rows:
+        form = "csv" if as_csv else "json" if as_json else "text"
+        with_database(config, data, lambda database: print_rows(stream_rows(database, first, last), form))
+        return
+    if by or as_csv:
+        found = with_database(config, data, lambda database: statement(database, by or "key", first, last))
+        if as_json:
+            print(msgspec.json.encode(found).decode())
+        else:
+            (print_csv if as_csv else print_table)(found)
+        return
     report = with_database(config, data, lambda database: usage_report(database, first, last))
     if as_json:
         print(msgspec.json.encode(report).decode())
@@ -66,8 +94,3 @@ def _cells(name: str, totals: Totals) -> tuple[Text, ...]:
         totals.discarded_tokens,
     )
     return (Text(name), *(Text(f"{count:,}") for count in counts), Text(usd(totals.cost_microusd)))
-
-
-def usd(microusd: int) -> str:
-    """Micro-dollars as dollars with all six decimals, by integer arithmetic."""
-    return f"{microusd // 1_000_000:,}.{microusd % 1_000_000:06d}"

@@ -181,6 +181,32 @@ class FirstToken(Event, frozen=True):
     choice: int
 
 
+class Sent(Event, frozen=True):
+    """The request went to an upstream; `attempt` counts from 1."""
+
+    at: float
+    attempt: int
+
+
+class Answered(Event, frozen=True):
+    """The upstream's status line is there. `will_retry`: nothing of an answer was, and it is asked once more."""
+
+    at: float
+    status: int | None
+    reason: str
+    will_retry: bool = False
+
+
+class Streamed(Event, frozen=True):
+    """The upstream's answer ended, or was left: all that came of it between these instants."""
+
+    started_at: float
+    ended_at: float
+    num_bytes: int
+    num_chunks: int
+    is_whole: bool
+
+
 class Held(Event, frozen=True):
     """Bytes kept back, and why (`partial_utf8` or `partial_stop`). Recorded when holding begins, per choice."""
 
@@ -272,6 +298,9 @@ AnyEvent = (
     | Resumed
     | Step
     | FirstToken
+    | Sent
+    | Answered
+    | Streamed
     | Held
     | StopMatched
     | ToolCallMalformed

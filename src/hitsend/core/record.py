@@ -185,12 +185,19 @@ class Flight:
         return record
 
     def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
-        built: dict[str, Any] = msgspec.to_builtins(event)
-        happened = built.pop("at", built.get("ended_at", at))
-        for name in ("started_at", "ended_at"):
-            if name in built:
-                built[name.removesuffix("_at") + "_ms"] = self._ms(built.pop(name))
-        return {"type": built.pop("type"), "at_ms": self._ms(happened)} | built
+        kind = type(event)
+        built: dict[str, Any] = {"type": kind.__struct_config__.tag, "at_ms": 0.0}
+        happened = at
+        for name in kind.__struct_fields__:
+            value = getattr(event, name)
+            if name in ("at", "ended_at"):
+                happened = value
+            if name in ("started_at", "ended_at"):
+                built[_IN_MS[name]] = self._ms(value)
+            elif name != "at":
+                built[name] = value if type(value) in _PLAIN else msgspec.to_builtins(value)
+        built["at_ms"] = self._ms(happened)
+        return built
 
     def _ms(self, at: float) -> float:
         return round((at - self.received_at) * 1000.0, 4)
@@ -278,6 +285,24 @@ class Flight:
         if self.first_token_at is None:
             self.first_token_at = self._last_token_at = event.at
 
+    def _on_sent(self, event: ev.Sent) -> None:
+        self._follow(State.WAITING)
+        self._waiting_since = event.at if self._waiting_since is None else self._waiting_since
+
+    def _on_answered(self, event: ev.Answered) -> None:
+        if event.will_retry or event.status != 200:
+            return
+        if self._waiting_since is not None:
+            self._timeline.add("upstream", self._waiting_since, event.at)
+            self._waiting_since = None
+        self._follow(State.RUNNING)
+
+    def _on_streamed(self, event: ev.Streamed) -> None:
+        self._timeline.add("upstream", event.started_at, event.ended_at)
+        if self.first_token_at is not None and event.num_chunks > 1:
+            # one mean instead of every gap: reads hold several chunks, so single gaps would mean nothing
+            self.token_gaps_s.append((event.ended_at - self.first_token_at) / (event.num_chunks - 1))
+
     def _on_released(self, event: ev.Released) -> None:
         for since, name in ((self._waiting_since, "wait"), (self._paused_since, "client_wait")):
             if since is not None:
@@ -287,6 +312,10 @@ class Flight:
     def _on_settled(self, event: ev.Settled) -> None:
         self._timeline.add("settle", event.started_at, event.ended_at)
         self.cost_microusd = event.cost_microusd
+
+
+_IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def _segment(step: ev.Step) -> str:
@@ -314,6 +343,9 @@ _HANDLERS: dict[type[ev.Event], Any] = {
     ev.Resumed: Flight._on_resumed,
     ev.Step: Flight._on_step,
     ev.FirstToken: Flight._on_first_token,
+    ev.Sent: Flight._on_sent,
+    ev.Answered: Flight._on_answered,
+    ev.Streamed: Flight._on_streamed,
     ev.Released: Flight._on_released,
     ev.Settled: Flight._on_settled,
 }

@@ -277,6 +277,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `prompt`, where it was asked for:
     the tokens of the prompt, all at once, on the first choice of each prompt and before anything else of its choices.
+    `has_more`: the next delta is there already, so that both may be written at once.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
     """
@@ -289,6 +290,7 @@ class Delta(msgspec.Struct, frozen=True):
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
+    has_more: bool = False
 
 
 class Completed(msgspec.Struct, frozen=True):

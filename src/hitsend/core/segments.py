@@ -17,6 +17,7 @@ SEGMENTS = (
     "prefill_shared",
     "decode_own",
     "decode_shared",
+    "upstream",
     "client_wait",
     "settle",
 )
@@ -25,6 +26,7 @@ SEGMENTS = (
 _BY_RANK = (
     "client_blocked",
     "client_wait",
+    "upstream",
     "wait",
     "decode_shared",
     "decode_own",

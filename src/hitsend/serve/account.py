@@ -20,10 +20,11 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
 from hitsend.core.record import Flight
-from hitsend.core.request import Usage
+from hitsend.core.request import Delta, Usage
 from hitsend.serve.access.quota import Ask, Quota, Used
 from hitsend.serve.engine.protocol import ChoiceDone, Generation, Produced, PromptScored, Tokens
 from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.output.passed import PassedChoice
 from hitsend.serve.usage.ledger import Ledger, Settlement
 from hitsend.serve.usage.meter import ChoiceCounts, Metered, Outcome, PromptCounts, meter
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
@@ -56,7 +57,7 @@ class Account:
         self._clock = clock
         self._hold: Hold | None = None
         self._generation: Generation | None = None
-        self._choices: Sequence[Assembler] = ()
+        self._choices: Sequence[Assembler | PassedChoice] = ()
 
     async def __aenter__(self) -> Self:
         """Reserve: first what counts in memory, then the durable hold. Raises what `Quota.reserve` and `Ledger.reserve`
@@ -102,7 +103,7 @@ class Account:
             self._is_counted = False
             await self._quota.settle(self._request.request_id, used)
 
-    def watch(self, generation: Generation, choices: Sequence[Assembler]) -> None:
+    def watch(self, generation: Generation, choices: Sequence[Assembler | PassedChoice]) -> None:
         """Bill this generation, and close it at the block's end; without it the hold is settled with nothing used."""
         self._generation, self._choices = generation, choices
 
@@ -125,7 +126,9 @@ class Account:
         outcome, reason = self._ending(error)
         metered = self._metered(outcome)
         started_at = self._clock.now()
-        settlement = Settlement(metered.usage, reason, discarded_tokens=metered.discarded_tokens)
+        settlement = Settlement(
+            metered.usage, reason, discarded_tokens=metered.discarded_tokens, is_estimate=self._is_estimate
+        )
         writing = self._ledger.settle(self._hold, settlement)  # before all that could fail: now nothing can lose it
         cost = cost_microusd(self._request.price, metered.usage)
         await self._give_back(Used(metered.usage.prompt_tokens, metered.usage.completion_tokens, cost))
@@ -145,7 +148,7 @@ class Account:
         if self._generation is None:
             return
         async for event in self._generation:
-            if not isinstance(event, Tokens | PromptScored | ChoiceDone):
+            if not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta):
                 self._flight.record(event)
 
     def _ending(self, error: BaseException | None) -> tuple[Outcome, str]:
@@ -159,8 +162,14 @@ class Account:
         self._flight.fail(known)
         return ("cancelled" if isinstance(known, Ended) else "failed"), known.code
 
+    @property
+    def _is_estimate(self) -> bool:
+        return self._generation is not None and self._generation.produced.is_estimate
+
     def _metered(self, outcome: Outcome) -> Metered:
         produced = self._generation.produced if self._generation is not None else _NOTHING
+        if produced.usage is not None:  # an upstream's own bill: what it charges is what is charged here
+            return Metered(produced.usage, 0)
         prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens)
         counts = tuple(
             ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None, choice.num_reasoning_tokens)

@@ -7,16 +7,15 @@ way round); it listens only when everything can serve. Next: `pipeline.py`.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,38 +24,35 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.access.auth import Authenticator, is_loopback
-from hitsend.serve.access.issuers import tokens_of
-from hitsend.serve.access.memory import MemoryQuota
-from hitsend.serve.access.principals import PrincipalStore
-from hitsend.serve.access.store import KeyStore
+from hitsend.core.request import Request
+from hitsend.serve.access.auth import is_loopback
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import Administration, Health, ServedModel, Services
+from hitsend.serve.api.services import ServedModel, Services
 from hitsend.serve.chat.budget import SEED_BITS, Budget
-from hitsend.serve.chat.formats import resolve_formats, suited
-from hitsend.serve.chat.presets import resolve_defaults
-from hitsend.serve.chat.text import TextChild
-from hitsend.serve.database.connection import Database, database_url
-from hitsend.serve.database.writer import Writer
-from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
-from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.chat.formats import Formats, resolve_formats, suited
+from hitsend.serve.chat.presets import Defaults, resolve_defaults
+from hitsend.serve.children import Children, start_children
+from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.logs import set_up_logs
-from hitsend.serve.output.reader import markup
+from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.stores import Stores, open_stores
 from hitsend.serve.stream.connection import Connection
-from hitsend.serve.usage.ledger import Ledger
-from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.serve.upstreams import OwnText
+from hitsend.serve.usage.books import Counters, open_books
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
-from hitsend.serve.usage.records import RecordStore
-from hitsend.serve.usage.report import Spending
-from hitsend.serve.usage.responses import ResponseStore
-from hitsend.settings import Loaded, Settings
+from hitsend.serve.watch import Watch
+from hitsend.settings import Settings
+from hitsend.settings_source import Loaded
 
 logger = logging.getLogger(__name__)
+
+GC_ALLOCATIONS = 20_000
+"""Between two collections of the youngest objects; Python's 700 would be a collection every few requests."""
 
 SETTLE_S = 10.0
 """How long requests that were cut off by a stop may take to let go of the engine and to be settled."""
@@ -72,6 +68,11 @@ def serve(loaded: Loaded) -> None:
 async def _serve(settings: Settings) -> None:
     with _listen(settings.server.host, settings.server.port) as listening:
         async with built(settings) as services:
+            # what was built stays for good, so the collector need not look at it; and it looks seldom, because what a
+            # request leaves goes by its reference counts
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(GC_ALLOCATIONS, 20, 50)
             _check_exposure(services)
             server = _Announcing(_uvicorn_config(Routes(services), settings), partial(_announce, services, listening))
             await server.serve(sockets=[listening])
@@ -100,100 +101,56 @@ async def running(settings: Settings) -> AsyncGenerator[Running]:
 
 
 @asynccontextmanager
-async def built(settings: Settings) -> AsyncGenerator[Services]:
-    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+async def built(
+    settings: Settings,
+    children: Callable[[Settings, SystemClock, Metrics, AsyncExitStack], Awaitable[Children]] = start_children,
+) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError.
+
+    `children`: who computes; the crash drills put a script in their place.
+    """
     clock = SystemClock()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
-        stores = await _open_stores(settings, clock, stack)
-        found = await asyncio.to_thread(_find_model, settings)
-        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
-        stack.push_async_callback(text.stop)
-        engine = EmbeddedEngine(
-            settings.engine,
-            found.path,
-            clock,
-            model=found.name,
-            pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
-        )
-        stack.push_async_callback(engine.stop)
-        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
-        if embedder is not None:
-            stack.push_async_callback(embedder.stop)
-        await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
+        stores = await open_stores(settings, clock, stack)
+        started = await children(settings, clock, metrics, stack)
+        text, names, upstreams = started.text, started.names, started.upstreams
+        formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
         stages = Stages(
             clock=clock,
             text=text,
-            budget=_budget(settings, found, text, engine),
-            engines={found.name: engine},
-            prices=PriceBook(settings.prices),
+            budget=_budget(settings, started),
+            engines=started.engines,
+            prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
             ledger=stores.ledger,
             quota=stores.quota,
             wait_timeout_s=settings.engine.wait_timeout_s,
-            formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
-            markup=markup(text.vocabulary, formats.tool, formats.reasoning),
+            formats=formats,
+            markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
+            handovers=upstreams.handovers,
         )
+        for model, served in stages.engines.items():
+            stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
         rates = Rates()
         flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
-        watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
-        embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger, stages.quota)
-        yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
+        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics)
+        counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
+        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
+        yield _services(
+            settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates, counters=counters
+        )
 
 
-@dataclass(frozen=True)
-class _Stores:
-    """What is kept on disk."""
-
-    writer: Writer
-    records: RecordStore
-    ledger: Ledger
-    auth: Authenticator
-    responses: ResponseStore
-    admin: Administration
-    quota: MemoryQuota
-
-
-async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitStack) -> _Stores:
-    database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    stack.push_async_callback(database.close)
-    writer = Writer(database)
-    writer.start()
-    stack.push_async_callback(writer.stop)
-    ledger = Ledger(database, writer, clock, settings.usage)
-    await ledger.start()
-    stack.push_async_callback(ledger.stop)
-    records = RecordStore(database, writer, clock, settings.record)
-    records.start()
-    stack.push_async_callback(records.stop)
-    auth = Authenticator(keys := KeyStore(database, clock), tokens_of(settings.oidc))
-    await auth.start()
-    stack.push_async_callback(auth.stop)
-    responses = ResponseStore(database, writer, clock, settings.responses)
-    responses.start()
-    stack.push_async_callback(responses.stop)
-    admin = Administration(keys, PrincipalStore(database, clock), auth.refresh)
-    return _Stores(writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
-
-
-def _find_model(settings: Settings) -> ModelFile:
-    """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
-    return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
-
-
-def _models_dir(settings: Settings) -> Path:
-    return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
-
-
-def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> Budget:
-    defaults = resolve_defaults(
-        _names(found, text, engine),
-        text.metadata,
-        settings=settings.models,
-        generation_config=found.generation_config,
-        thinking_default=text.facts.thinking_default,
-    )
+def _budget(settings: Settings, started: Children) -> Budget:
+    defaults = Defaults()
+    if started.found is not None:
+        defaults = resolve_defaults(
+            started.names,
+            started.text.metadata,
+            settings=settings.models,
+            generation_config=started.found.generation_config,
+            thinking_default=started.text.facts.thinking_default,
+        )
     return Budget(
         defaults=defaults,
         draw=partial(secrets.randbits, SEED_BITS),
@@ -202,20 +159,16 @@ def _budget(settings: Settings, found: ModelFile, text: TextChild, engine: Embed
     )
 
 
-def _names(found: ModelFile, text: TextChild, engine: EmbeddedEngine) -> tuple[str, ...]:
-    """Everything that the model is called."""
-    return (found.name, Path(found.path).stem, text.metadata.get("general.name", ""), engine.facts.architecture)
-
-
 def _services(
     settings: Settings,
     stages: Stages,
-    stores: _Stores,
+    stores: Stores,
     *,
     flights: Flights,
-    watch: "_Watch",
+    watch: Watch,
     embedding: EmbeddingStages,
     rates: Rates,
+    counters: Counters,
 ) -> Services:
     created = int(time.time())
     served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
@@ -229,7 +182,7 @@ def _services(
         auth=stores.auth,
         flights=flights,
         pipeline=lambda request, flight: run(request, flight, stages),
-        text=stages.text,
+        text=OwnText(stages.text, stages.handovers),
         records=flights,
         models=lambda: served,
         state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
@@ -239,53 +192,19 @@ def _services(
         page=load_page(),
         embed=lambda request, flight: embed(request, flight, embedding),
         embedding_model=embeds,
-        suited=lambda request: suited(request, stages.text.facts, stages.formats),
+        suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
         shed=stores.quota.shed,
+        idempotency=stores.idempotency,
+        books=open_books(stores.database, stages.clock, counters),
         estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
     )
 
 
-class _Watch:
-    """What can be seen of the server from outside."""
-
-    def __init__(
-        self, settings: Settings, stages: Stages, *, engine: EmbeddedEngine, stores: "_Stores", metrics: Metrics
-    ) -> None:
-        self._settings = settings
-        self._stages = stages
-        self._engine = engine
-        self._stores = stores
-        self.metrics = metrics
-
-    def state(self) -> dict[str, Any]:
-        """The body of `/inspect/state`."""
-        now = self._engine.state()
-        facts = self._engine.facts
-        shown: dict[str, Any] = msgspec.to_builtins(now)
-        engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
-        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
-        engine |= {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
-        quota = self._stores.quota
-        shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "quota_holds_open": quota.num_open}
-        return shown | {"levels_kept": quota.num_levels, "engine": engine}
-
-    def health(self) -> Health:
-        """Red when work is due and nothing moves; not ready while the engine or the text process is away."""
-        now = self._engine.state()
-        is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
-        is_ready = is_healthy and now.is_ready and self._stages.text.pid is not None
-        if is_ready:
-            return Health(is_healthy=True, is_ready=True)
-        return Health(is_healthy=is_healthy, is_ready=False, detail="the engine or the text process is restarting")
-
-    def render_metrics(self) -> tuple[str, bytes]:
-        """The body of `/metrics`, with the figures of this moment."""
-        self.metrics.set_engine(self._engine.state())
-        holds_open, stores = self._stages.ledger.holds_open, self._stores
-        self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
-        return CONTENT_TYPE, self.metrics.render()
+def _suited(stages: Stages, request: Request) -> Request:
+    is_foreign = request.model in stages.handovers
+    return request if is_foreign else suited(request, stages.text.facts, stages.formats)
 
 
 def _check_exposure(services: Services) -> None:

@@ -13,12 +13,13 @@ from typing import Literal
 import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, LimitError, ModelNotFound, ServeError
-from hitsend.core.events import LimitCheck
+from hitsend.core.events import Fitted, LimitCheck
 from hitsend.core.limits import LevelCheck
 from hitsend.core.request import Request, Usage
 from hitsend.serve.access.quota import Ask
+from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
-from hitsend.serve.pipeline import Stages, constrain, longest_answer
+from hitsend.serve.pipeline import Stages, constrain, count_handed_over, hand_over, longest_answer
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 
@@ -142,29 +143,20 @@ async def estimate(
     engine = stages.engines.get(request.model)
     if engine is None:
         raise ModelNotFound(f"model {request.model[:100]!r} is not served here", param="model")
+    if engine.takes == "messages":
+        return await _elsewhere(request, limits, engine, stages=stages, measured=rates.of(request.model))
     facts, now = engine.facts, engine.state()
     prompt = await stages.text.prepare(request, max_prompt_tokens=facts.cells_per_slot)
     num_tokens, refusal, output = prompt.num_tokens, None, 0
     buckets: tuple[LevelCheck, ...] = ()
     try:
-        most = longest_answer(request, stages, (prompt.prompt_token_ids,))
+        most = longest_answer(request, stages, len(prompt.prompt_token_ids))
         fitted = stages.budget.fit(request, prompt, facts, most)
         limits, output = (*limits, *fitted.limits), fitted.max_tokens
-        engine.admit(
-            Job(
-                request_id=request.request_id,
-                prompt_token_ids=prompt.prompt_token_ids,
-                sampling=fitted.sampling,
-                n=request.n,
-                max_tokens=output,
-                deadline_s=stages.wait_timeout_s,
-                constraint=await constrain(request, prompt.prompt_token_ids, stages),
-            )
-        )
+        engine.admit(await _job(request, prompt, fitted, stages))
         buckets = await _after_the_hold(request, stages, num_tokens, output)
     except ServeError as error:
-        refusal = error
-        buckets = error.windows.checks if isinstance(error, LimitError) and error.windows else ()
+        refusal, buckets = error, _buckets_of(error)
         if isinstance(error, ContextLengthExceeded):
             asked = num_tokens + (request.max_tokens or 1)
             limits = (*limits, LimitCheck("prompt_and_max_tokens", asked, facts.cells_per_slot))
@@ -187,12 +179,65 @@ async def estimate(
     )
 
 
+async def _job(request: Request, prompt: Prompt, fitted: Fitted, stages: Stages) -> Job:
+    """As the pipeline makes it."""
+    return Job(
+        request_id=request.request_id,
+        prompt_token_ids=prompt.prompt_token_ids,
+        sampling=fitted.sampling,
+        n=request.n,
+        max_tokens=fitted.max_tokens,
+        deadline_s=stages.wait_timeout_s,
+        constraint=await constrain(request, prompt.prompt_token_ids, stages),
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
+    )
+
+
+async def _elsewhere(
+    request: Request, limits: tuple[LimitCheck, ...], engine: Engine, *, stages: Stages, measured: Measured
+) -> Estimate:
+    """For an upstream: what would be held for the prompt is a bound, and memory is its own affair."""
+    counted = await count_handed_over(request, stages)
+    now, refusal, output = engine.state(), None, 0
+    buckets: tuple[LevelCheck, ...] = ()
+    try:
+        job, fitted = hand_over(request, stages, counted)
+        limits, output = (*limits, *fitted.limits), fitted.max_tokens
+        engine.admit(job)
+        buckets = await _after_the_hold(request, stages, counted.reserved, output)
+    except ServeError as error:
+        refusal, buckets = error, _buckets_of(error)
+    admission = _admission(now, 1, 0, refusal)
+    return Estimate(
+        model=request.model,
+        engine=EngineChoice(engine.name, WHY_THIS_ENGINE),
+        prompt_tokens=counted.reserved,
+        max_output_tokens=output,
+        n=request.n,
+        memory=Memory(0, 0, 0, 0, 0),
+        admission=admission,
+        cost=_cost(request, stages, counted.reserved, output, measured),
+        times=_times(admission, now, counted.reserved, output, measured),
+        measured=measured,
+        limits=limits,
+        buckets=buckets,
+        warnings=request.warnings,
+        guessed=("prompt_tokens", "times", "cost"),
+    )
+
+
+def _buckets_of(error: ServeError) -> tuple[LevelCheck, ...]:
+    return error.windows.checks if isinstance(error, LimitError) and error.windows else ()
+
+
 async def _after_the_hold(request: Request, stages: Stages, prompt_tokens: int, output: int) -> tuple[LevelCheck, ...]:
     """Every limit of the caller's levels as it would stand with this request. Raises what reserving would."""
     levels, output_tokens = request.principal.levels, output * request.n
     if not levels:
         return ()
-    held = held_microusd(stages.prices.find(request.model, is_local=True), prompt_tokens, output_tokens)
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
+    held = held_microusd(price, prompt_tokens, output_tokens)
     return (await stages.quota.preview(Ask(request.request_id, levels, prompt_tokens, output_tokens, held))).checks
 
 
@@ -236,7 +281,7 @@ def _times(admission: Admission, now: EngineState, prompt_tokens: int, output: i
 
 
 def _cost(request: Request, stages: Stages, prompt_tokens: int, output: int, measured: Measured) -> Cost:
-    price = stages.prices.find(request.model, is_local=True)
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
     expected = None
     if measured.output_tokens is not None:
         tokens = min(output * request.n, round(measured.output_tokens))

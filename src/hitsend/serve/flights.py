@@ -6,6 +6,7 @@ open flight can be looked at any time. Next: `api/`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,11 @@ class Flights:
         self._metrics.observe_request(ended)
         self._also(ended)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are under way."""
+        return len(self._open)
+
     async def get(self, request_id: str) -> bytes | None:
         """A record's JSON: of an open flight as it stands, of a closed one from the store."""
         flight = self._open.get(request_id)
@@ -90,9 +96,12 @@ def summary(flight: Flight) -> RecordSummary:
 def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
-    endings = [event for event in flight.events() if isinstance(event, ev.ChoiceFinished)]
-    cancelled = next((event for event in flight.events() if isinstance(event, ev.Cancelled)), None)
-    has_queued = any(isinstance(event, ev.Queued) for event in flight.events())
+    kinds: dict[type, list[Any]] = {ev.ChoiceFinished: [], ev.Cancelled: [], ev.Queued: []}
+    for event in flight.events():
+        if (found := kinds.get(type(event))) is not None:
+            found.append(event)
+    endings, has_queued = kinds[ev.ChoiceFinished], bool(kinds[ev.Queued])
+    cancelled = next(iter(kinds[ev.Cancelled]), None)
     first, gaps = flight.first_token_at, flight.token_gaps_s
     return RequestFigures(
         model=flight.model or UNSERVED,
@@ -110,4 +119,5 @@ def figures(flight: Flight) -> RequestFigures:
         cached_tokens=flight.usage.cached_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
+        has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
     )

@@ -8,11 +8,11 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.events import Routed, ToolCallMalformed
+from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -24,11 +24,14 @@ from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
+from hitsend.serve.chat.handover import Counted, Handover, check, count, fit
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
+from hitsend.serve.engine.openai_wire import extensions
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
+from hitsend.serve.output.passed import PassedChoice
 from hitsend.serve.output.prompt_tokens import PromptTokens
 from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
 from hitsend.serve.usage.ledger import Ledger
@@ -41,7 +44,10 @@ _TAIL = 32
 
 @dataclass(frozen=True)
 class Stages:
-    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name."""
+    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name.
+
+    `handovers` are the terms of those engines that take messages, by the same names.
+    """
 
     clock: Clock
     text: TextChild
@@ -53,26 +59,33 @@ class Stages:
     wait_timeout_s: float
     formats: Formats
     markup: Markup
+    handovers: dict[str, Handover] = field(default_factory=dict)
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
-    request = suited(request, stages.text.facts, stages.formats)
-    job = await _prepare(request, flight, stages, engine)
+    if engine.takes == "messages":
+        job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
+        flight.record(fitted)
+    else:
+        request = suited(request, stages.text.facts, stages.formats)
+        job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
     hold = _to_hold(request, job, stages, engine)
     account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota)
     async with account:
-        choices = [_assembler(request, job, stages, index) for index in range(job.num_choices)]
+        choices = _choices(request, job, stages, engine)
         generation = generate_all(engine, job)
         account.watch(generation, choices)
+        if engine.gives == "text":
+            await _until_answered(generation, flight)
         yield Started(
             request.request_id,
             int(flight.received_wall),
             request.model,
             system_fingerprint=_fingerprint(engine),
-            prompt_tokens=job.num_prompt_tokens,
+            prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
             windows=flight.windows,
         )
         prompts = _prompt_tokens(job, stages)
@@ -104,7 +117,7 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         flight.record(prompt.rendered(request.template_kwargs))
     flight.record(prompt.tokenized())
     first, *more = prompt.every if isinstance(prompt, Prompts) else (prompt.prompt_token_ids,)
-    most = longest_answer(request, stages, (first, *more))
+    most = longest_answer(request, stages, sum(map(len, (first, *more))))
     fitted = stages.budget.fit(request, prompt, engine.facts, most)
     flight.record(fitted)
     return Job(
@@ -121,12 +134,51 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     )
 
 
-def longest_answer(request: Request, stages: Stages, prompts: Sequence[Sequence[int]]) -> int | None:
-    """Tokens that the caller's levels leave each choice, so that the hold fits what they can ever contain."""
-    price = stages.prices.find(request.model, is_local=True)
+async def count_handed_over(request: Request, stages: Stages) -> Counted:
+    """How long its prompt may be where the engine counts it. Raises InvalidRequest for what that doesn't take."""
+    terms = stages.handovers[request.model]
+    check(request, terms, extensions(request))
+    return count(request, (await stages.text.prepare(request)).num_tokens if terms.is_counted else None)
+
+
+def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, Fitted]:
+    """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
+    most = longest_answer(request, stages, counted.reserved)
+    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most)
+    job = Job(
+        request_id=request.request_id,
+        prompt_token_ids=(),
+        sampling=fitted.sampling,
+        n=request.n,
+        max_tokens=fitted.max_tokens,
+        deadline_s=stages.wait_timeout_s,
+        tier=request.served_tier,
+        tenant=request.principal.tenant,
+        chat=request,
+        num_prompt_reserved=counted.reserved,
+        num_prompt_estimated=counted.estimated,
+    )
+    return job, fitted
+
+
+async def _until_answered(generation: Generation, flight: Flight) -> None:
+    """An upstream's refusal shall still become a status, so nothing is said to the client before it has answered."""
+    async for event in generation:
+        assert not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta)
+        flight.record(event)
+        if isinstance(event, Answered) and event.status == 200:
+            return
+
+
+def longest_answer(request: Request, stages: Stages, input_tokens: int) -> int | None:
+    """Tokens that the caller's levels leave each choice, so that the hold fits what they can ever contain.
+
+    `input_tokens` of all prompts together.
+    """
+    price = stages.prices.find(request.model, is_local=stages.engines[request.model].is_local)
     size = Size(
-        input_tokens=sum(map(len, prompts)),
-        choices=request.n * len(prompts),
+        input_tokens=input_tokens,
+        choices=request.n * max(1, len(request.prompts)),
         max_tokens=request.max_tokens,
         input_picousd=price.dearest_input_picousd,
         output_picousd=price.output_picousd,
@@ -167,10 +219,16 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         principal=request.principal,
         model=request.model,
         engine=engine.name,
-        price=stages.prices.find(request.model, is_local=True),
+        price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
     )
+
+
+def _choices(request: Request, job: Job, stages: Stages, engine: Engine) -> Sequence[Assembler | PassedChoice]:
+    if engine.gives == "text":
+        return [PassedChoice() for _ in range(job.num_choices)]
+    return [_assembler(request, job, stages, index) for index in range(job.num_choices)]
 
 
 def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assembler:
@@ -196,7 +254,7 @@ def _reader(request: Request, job: Job, stages: Stages) -> AnswerReader:
     return AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
 
 
-def _warnings(request: Request, choices: Sequence[Assembler]) -> tuple[str, ...]:
+def _warnings(request: Request, choices: Sequence[Assembler | PassedChoice]) -> tuple[str, ...]:
     return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
@@ -208,18 +266,18 @@ def _prompt_tokens(job: Job, stages: Stages) -> list[PromptTokens]:
 
 
 async def _answer(
-    generation: Generation, choices: Sequence[Assembler], prompts: Sequence[PromptTokens], flight: Flight
+    generation: Generation,
+    choices: Sequence[Assembler | PassedChoice],
+    prompts: Sequence[PromptTokens],
+    flight: Flight,
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
         delta: Delta | None
-        if isinstance(event, Tokens):
-            delta = _feed(choices[event.choice], event, flight)
-            if delta is not None and delta.finish_reason is not None:
-                await generation.end_choice(event.choice)
-        elif isinstance(event, ChoiceDone):
-            choice = choices[event.choice]
-            delta = None if choice.is_finished else choice.finish(FinishReason(event.reason))
+        if isinstance(event, Delta):
+            delta = _passed(event, choices[event.index])
+        elif isinstance(event, Tokens | ChoiceDone):
+            delta = await _assembled(event, generation, choices[event.choice], flight)
         elif isinstance(event, PromptScored):
             delta = _scored(event, prompts, len(choices) // len(prompts))
         else:
@@ -233,10 +291,24 @@ async def _answer(
         yield delta
 
 
-def _feed(choice: Assembler, tokens: Tokens, flight: Flight) -> Delta | None:
-    delta, seen = choice.feed(tokens.sampled)
+def _passed(delta: Delta, choice: Assembler | PassedChoice) -> Delta:
+    assert isinstance(choice, PassedChoice)
+    choice.take(delta)
+    return delta
+
+
+async def _assembled(
+    event: Tokens | ChoiceDone, generation: Generation, choice: Assembler | PassedChoice, flight: Flight
+) -> Delta | None:
+    """What can be shown after it, if anything."""
+    assert isinstance(choice, Assembler)
+    if isinstance(event, ChoiceDone):
+        return None if choice.is_finished else choice.finish(FinishReason(event.reason))
+    delta, seen = choice.feed(event.sampled)
     for fact in seen:
         flight.record(fact)
+    if delta is not None and delta.finish_reason is not None:
+        await generation.end_choice(event.choice)
     return delta
 
 
@@ -246,5 +318,6 @@ def _scored(event: PromptScored, prompts: Sequence[PromptTokens], n: int) -> Del
     return Delta(number * n, prompt=tokens) if tokens else None
 
 
-def _fingerprint(engine: Engine) -> str:
-    return f"{engine.facts.model} on {engine.facts.library}"
+def _fingerprint(engine: Engine) -> str | None:
+    """What computes, as far as it is ours to know."""
+    return None if not engine.is_local else f"{engine.facts.model} on {engine.facts.library}"

@@ -6,7 +6,6 @@ salted SHA-256 over the whole key is stored; the stored digest is itself no key.
 the id, so that limits, spending, records and stored responses go on. Next: `terms.py`.
 """
 
-import hashlib
 import hmac
 import re
 import secrets
@@ -94,7 +93,7 @@ def make_salt() -> str:
 
 def digest(salt: str, key: str) -> str:
     """What is stored of a key."""
-    return hmac.new(bytes.fromhex(salt), key.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.digest(bytes.fromhex(salt), key.encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
 def id_of(key: str) -> str | None:

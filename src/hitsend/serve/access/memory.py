@@ -13,7 +13,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.limits import Level, RateWindows
 from hitsend.serve.access.book import Book, Key
 from hitsend.serve.access.limits import Moment, day_text, first_of_month
-from hitsend.serve.access.quota import Ask, Spent, Used
+from hitsend.serve.access.quota import Ask, QuotaHealth, Spent, Used
 
 
 class MemoryQuota:
@@ -52,6 +52,10 @@ class MemoryQuota:
     def shed(self, levels: Sequence[Level]) -> None:
         """Before a request is read: raises RateLimitExceeded when these levels have no room for any request."""
         self._book.shed(levels, self._moment())
+
+    def health(self) -> QuotaHealth:
+        """There is nothing that could be away."""
+        return QuotaHealth()
 
     def _moment(self) -> Moment:
         return Moment(round(self._clock.now() * 1_000_000), round(self._clock.wall() * 1_000_000))

@@ -36,6 +36,16 @@ class Used(msgspec.Struct, frozen=True):
     requests: int = 1
 
 
+class QuotaHealth(msgspec.Struct, frozen=True):
+    """Whether limits are counted where they should be. Totals since the start: `num_unchecked` requests were counted in
+    this process only, `num_refused` not served, because the shared server was away."""
+
+    is_up: bool = True
+    num_outages: int = 0
+    num_unchecked: int = 0
+    num_refused: int = 0
+
+
 class Quota(Protocol):
     """Where reservations are counted: in this process, or in Valkey for several gateways."""
 

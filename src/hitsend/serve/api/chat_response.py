@@ -143,6 +143,7 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
     """SSE frames, one or more whole ones at a time. Raises what the pipeline raises; closing it closes `items`."""
     stream: _Stream | None = None
     ending: bytes | None = None
+    waiting = b""
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
@@ -152,8 +153,11 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
                 ending = stream.end(item)
-            elif frames := stream.delta(item):
-                yield frames
+            else:
+                waiting += stream.delta(item)
+                if waiting and not item.has_more:
+                    yield waiting
+                    waiting = b""
     if ending is None:
         raise IncompleteAnswer("the pipeline ended without Completed")
     yield ending

@@ -15,6 +15,7 @@ import msgspec
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.api.keeping import Keeping
 from hitsend.serve.api.rates import messages_rate_headers, rate_headers
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Header, Message, Receive, Send
@@ -47,7 +48,7 @@ class RequestIds:
 
 class Exchange:
     """One request on its way through the routes. `principal` is set once the caller is known, `flight` once there is a
-    record."""
+    record, `keeping` where the caller wants the answer kept for its key."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, services: Services, request_ids: RequestIds
@@ -64,6 +65,7 @@ class Exchange:
         self.param = ""
         self.route = "unmatched"
         self.status: int | None = None
+        self.keeping: Keeping | None = None
         self._send_message = send
 
     @property

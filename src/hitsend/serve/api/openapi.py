@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from hitsend.serve.api.admin_bodies import (
     RotateBody,
     UserBody,
 )
+from hitsend.serve.api.admin_books import DEFAULT_ROWS, MAX_ROWS, MAX_SEQ
 from hitsend.serve.api.chat_request import ChatBody
 from hitsend.serve.api.chat_response import ChatCompletion, Chunk
 from hitsend.serve.api.completion_request import CompletionBody
@@ -31,12 +32,14 @@ from hitsend.serve.api.completions import TextCompletion
 from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
 from hitsend.serve.api.errors import ErrorBody
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.idempotent import KEYED_ROUTES, MAX_CHARS
 from hitsend.serve.api.messages_errors import MessagesError
 from hitsend.serve.api.messages_request import CountTokensBody, MessagesBody
 from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
 from hitsend.serve.api.sampling_fields import REFUSED
 from hitsend.serve.api.tokens import DetokenizeBody, TokenizeBody
 from hitsend.serve.estimate import Estimate
+from hitsend.serve.usage.statement import By
 
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
 
@@ -100,6 +103,21 @@ SAID: dict[type[msgspec.Struct], dict[str, str]] = {
     CountTokensBody: _OF_MESSAGES,
 }
 """What a body's fields can't say by their type."""
+
+_DAY = {"type": "string", "format": "date"}
+_DAYS = {"from": _DAY, "to": _DAY}
+_KEY = {"type": "string", "minLength": 1, "maxLength": MAX_CHARS, "pattern": "^[!-~]+$"}
+
+QUERIES: dict[str, dict[str, dict[str, Any]]] = {
+    "/inspect/requests": {"limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}},
+    "/admin/usage": {"by": {"type": "string", "enum": [*get_args(By)], "default": "key"}, **_DAYS},
+    "/admin/ledger": {
+        **_DAYS,
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ROWS, "default": DEFAULT_ROWS},
+        "after": {"type": "integer", "minimum": 0, "maximum": MAX_SEQ, "default": 0},
+    },
+}
+"""Fields of a route's query."""
 
 PAGES: dict[str, str] = {
     "/": "text/html",
@@ -177,9 +195,11 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     if body is not None:
         content = {"application/json": {"schema": {"$ref": _PLACE.format(name=body.__name__)}}}
         operation["requestBody"] = {"required": True, "content": content}
-    if path == "/inspect/requests":
-        schema = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}
-        operation["parameters"] = [{"name": "limit", "in": "query", "schema": schema}]
+    parameters = [{"name": name, "in": "query", "schema": kind} for name, kind in QUERIES.get(path, {}).items()]
+    if path in KEYED_ROUTES:
+        parameters.append({"name": "Idempotency-Key", "in": "header", "schema": _KEY})
+    if parameters:
+        operation["parameters"] = parameters
     if path in OPEN:
         operation["security"] = []
     return operation

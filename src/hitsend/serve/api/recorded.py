@@ -53,14 +53,16 @@ async def deliver(
     `error_frame` writes the end of a stream that broke after its first byte; OpenAI's form, if not given.
     """
     services = exchange.services
+    keeping = exchange.keeping
     delivery = Delivery(exchange.receive, exchange.send, services.stream, services.clock, flight)
     if frames is not None:
         broken = error_frame or partial(errors.error_frame, request_id=exchange.request_id)
+        frames = frames if keeping is None else keeping.frames(frames)
         failed = await delivery.stream(frames, (), lambda error: broken(errors.public(error, exchange.request_id)))
         if failed is not None:
             flight.fail(failed if isinstance(failed, ServeError) else ServeError("internal error"))
     elif body is not None:
-        await delivery.whole(body, ())
+        await delivery.whole(body if keeping is None else keeping.body(body), ())
     flight.record(Delivered(at=services.clock.now(), num_bytes=delivery.num_bytes, num_chunks=delivery.num_chunks))
 
 

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 
 from hitsend.core.errors import ClientGone, MethodNotAllowed, NotFound
 from hitsend.serve.api import (
+    admin_books,
     chat_completions,
     completions,
     dry_runs,
     embeddings,
+    idempotent,
     inspect,
     messages,
     messages_errors,
@@ -58,6 +60,9 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/inspect/web/{id}": {"GET": inspect.page_file},
     "/metrics": {"GET": inspect.metrics},
     **ADMIN_ROUTES,
+    "/admin/usage": {"GET": admin_books.usage},
+    "/admin/ledger": {"GET": admin_books.ledger},
+    "/admin/reconcile": {"GET": admin_books.reconcile},
     "/healthz": {"GET": inspect.healthz},
     "/readyz": {"GET": inspect.readyz},
 }
@@ -122,7 +127,11 @@ class Routes:
         if handler is None:
             raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
         check_rights(exchange.principal, exchange.route)
-        await handler(exchange)
+        store = services.idempotency
+        if store is not None and idempotent.NAME in exchange.headers and exchange.route in idempotent.KEYED_ROUTES:
+            await idempotent.once(exchange, store, handler)
+        else:
+            await handler(exchange)
 
 
 def match(path: str) -> tuple[str, str]:

@@ -19,6 +19,8 @@ from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
+from hitsend.serve.usage.books import Books
+from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 Answer = AsyncGenerator[Started | Delta | Completed, None]
@@ -159,9 +161,10 @@ class PageFile(msgspec.Struct, frozen=True):
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
-    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
-    request as this model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any
-    request; it only looks, and never waits.
+    `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
+    where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
+    model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
+    looks, and never waits.
     """
 
     clock: Clock
@@ -186,3 +189,5 @@ class Services(msgspec.Struct, frozen=True):
     responses: StoredResponses | None
     admin: Administration | None = None
     shed: Callable[[tuple[Level, ...]], None] = lambda _: None
+    books: Books | None = None
+    idempotency: IdempotencyStore | None = None

@@ -21,7 +21,7 @@ _MAX_SHOWN = 64
 _MAX_SEARCHED = 100_000
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<name>.*)`$", re.DOTALL)
-_LONG_NUMBER = re.compile(rb"[0-9]{19}|[0-9.][eE]\+?[0-9]{2}")
+_ODD_NUMBER = re.compile(rb"[0-9]{19}|[0-9.][eE]\+?[0-9]{2}|NaN|Infinity")
 """Only such can leave 64 bits or the floats; without one the decoder's own C code reads all numbers."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -44,26 +44,7 @@ def decode(body: bytes, max_depth: int) -> tuple[Any, int]:
     if len(body) > MAX_VALUES:
         _check_count(body)
     unusable: list[_Unusable] = []
-
-    def refuse(why: str) -> _Unusable:
-        unusable.append(_Unusable(why))
-        return unusable[-1]
-
-    def integer(token: str) -> int | _Unusable:
-        value = int(token) if len(token) <= 20 else None
-        return value if value is not None and -(2**63) <= value < 2**63 else refuse("is beyond 64 bits")
-
-    def real(token: str) -> float | _Unusable:
-        value = float(token)
-        return value if math.isfinite(value) else refuse("is too large for a number")
-
-    has_long_numbers = _LONG_NUMBER.search(body) is not None
-    decoder = json.JSONDecoder(
-        object_pairs_hook=_object,
-        parse_int=integer if has_long_numbers else None,
-        parse_float=real if has_long_numbers else None,
-        parse_constant=lambda token: refuse(f"is {token}, which is not a JSON number"),
-    )
+    decoder = _PLAIN if _ODD_NUMBER.search(body) is None else _careful(unusable)
     try:
         tree = decoder.decode(body.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -98,6 +79,33 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise InvalidRequest(f"the field {_shown(name)} is given twice", param=_shown(name))
             seen.add(name)
     return found
+
+
+def _careful(unusable: list[_Unusable]) -> json.JSONDecoder:
+    """A decoder that puts a mark where a number can't be used, and the mark into the list."""
+
+    def refuse(why: str) -> _Unusable:
+        unusable.append(_Unusable(why))
+        return unusable[-1]
+
+    def integer(token: str) -> int | _Unusable:
+        value = int(token) if len(token) <= 20 else None
+        return value if value is not None and -(2**63) <= value < 2**63 else refuse("is beyond 64 bits")
+
+    def real(token: str) -> float | _Unusable:
+        value = float(token)
+        return value if math.isfinite(value) else refuse("is too large for a number")
+
+    return json.JSONDecoder(
+        object_pairs_hook=_object,
+        parse_int=integer,
+        parse_float=real,
+        parse_constant=lambda token: refuse(f"is {token}, which is not a JSON number"),
+    )
+
+
+_PLAIN = json.JSONDecoder(object_pairs_hook=_object)
+"""For bodies in which no number can be out of bounds: made once, and all of it in C but for the pairs."""
 
 
 def _check_count(body: bytes) -> None:

@@ -19,6 +19,7 @@ from hitsend.core.errors import (
     EngineTimeout,
     EngineUnavailable,
     InvalidRequest,
+    ModelNotFound,
     ServeError,
     ServerOverloaded,
     from_code,
@@ -58,9 +59,12 @@ class _Job(msgspec.Struct, eq=False):
 
 
 class TextChild:
-    """Renders and tokenises for one model. Build it with paths and settings, then `start`."""
+    """Renders and tokenises for one model. Build it with paths and settings, then `start`.
 
-    def __init__(self, model_path: str, settings: ChatSettings, *, libllama: str | None = None) -> None:
+    Without a path it stays away, for a server whose models all run elsewhere: who asks it is told so.
+    """
+
+    def __init__(self, model_path: str | None, settings: ChatSettings, *, libllama: str | None = None) -> None:
         self._model_path = model_path
         self._libllama = libllama
         self._settings = settings
@@ -85,14 +89,14 @@ class TextChild:
     def vocabulary(self) -> Vocabulary:
         """The model's table. Raises EngineUnavailable before the first start."""
         if self._vocabulary is None:
-            raise EngineUnavailable("the text process has not started yet")
+            raise self._away()
         return self._vocabulary
 
     @property
     def facts(self) -> TextFacts:
         """Metadata and template. Raises EngineUnavailable before the first start."""
         if self._facts is None:
-            raise EngineUnavailable("the text process has not started yet")
+            raise self._away()
         return self._facts
 
     @property
@@ -107,6 +111,8 @@ class TextChild:
 
     async def start(self) -> None:
         """Start the child and read the vocabulary. Raises ConfigError or EngineUnavailable."""
+        if self._model_path is None:
+            return
         self._template = self._read_template()
         self._is_stopping = False
         self._opened = asyncio.get_running_loop().create_future()
@@ -185,6 +191,11 @@ class TextChild:
                 raise InvalidRequest(f"tokens: {token} is no token id of this model (0 to {size - 1})", param="tokens")
         return self.vocabulary.detokenize(token_ids).decode("utf-8", "replace")
 
+    def _away(self) -> ServeError:
+        if self._model_path is None:
+            return ModelNotFound("no model runs here (engine.model is none), so there is no tokenizer", param="model")
+        return EngineUnavailable("the text process is not running")
+
     def _read_template(self) -> str | None:
         path = self._settings.template
         if path is None:
@@ -196,7 +207,7 @@ class TextChild:
 
     async def _ask(self, order: Prepare | TokenizeText | CheckGrammar, param: str) -> Prompt | TokenIds | Grammar:
         if self._is_stopping or self._opened is None:
-            raise EngineUnavailable("the text process is not running")
+            raise self._away()
         try:
             body = msgspec.msgpack.encode(order)
         except UnicodeEncodeError:
@@ -253,7 +264,7 @@ class TextChild:
 
     async def _spawn(self) -> None:
         order: Order = Open(
-            model_path=self._model_path,
+            model_path=self._model_path or "",
             libllama=self._libllama,
             template=self._template,
             render_timeout_s=self._settings.render_timeout_s,

@@ -3,27 +3,32 @@
 Enters: a SQLAlchemy URL. Leaves: a `Database`. Always true: it is at the newest schema once `open` returned; writers on
 SQLite take the write lock when their transaction begins (no upgrade deadlocks); SQLite runs in WAL mode with
 `synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost (one fsync per commit) is shared by
-all requests of a group, see `writer.py`. Next: `writer.py`.
+all requests of a group, see `writer.py`. On PostgreSQL (`postgres.py`) every transaction has a bound, and whatever
+comes of a server that is gone or hangs is a `DatabaseAway`. Next: `writer.py`.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from hitsend.core.errors import ConfigError
+from hitsend.settings import UsageSettings
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_HEAD = "0003"
+T = TypeVar("T")
+
+SCHEMA_HEAD = "0004"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
 
 FILE_NAME = "hitsend.sqlite3"
@@ -37,63 +42,187 @@ def database_url(url: str | None, data_dir: str | Path) -> str:
     return url or f"sqlite+aiosqlite:///{Path(data_dir).absolute() / FILE_NAME}"
 
 
+class DatabaseAway(SQLAlchemyError):
+    """The database can't be reached, or did not answer in time. Nothing is wrong with what was asked of it.
+
+    `is_silent`: it took too long; asking again at once would take as long again.
+    """
+
+    def __init__(self, reason: str, *, is_silent: bool) -> None:
+        super().__init__(reason)
+        self.is_silent = is_silent
+
+
 class Database:
     """An open database. Make one with `Database.open`; close it before the event loop ends."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, settings: UsageSettings) -> None:
         self.engine = engine
+        self.fault: str | None = None
+        """Why the last transaction could not be had, until one succeeds."""
+        self._settings = settings
+        self._is_remote = engine.dialect.name != "sqlite"
+        self._limit_s = settings.connect_timeout_s + settings.command_timeout_s if self._is_remote else None
+        reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self._is_remote else {}
+        self._reading = engine.execution_options(**reading)
         self._writing = engine.execution_options(hitsend_writes=True)
+        self._thread: ThreadPoolExecutor | None = None
+        self._in_thread: Engine | None = None
+        if not self._is_remote:
+            # one hop to a thread per transaction; the asynchronous driver makes several per statement
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
+            self._in_thread = _listening(
+                create_engine(engine.url.set(drivername="sqlite"), hide_parameters=True)
+            ).execution_options(hitsend_writes=True)
 
     @classmethod
-    async def open(cls, url: str) -> "Database":
+    async def open(cls, url: str, settings: UsageSettings | None = None) -> "Database":
         """Connect, create what is missing (folder 0700, file 0600, tables). Raises ConfigError."""
-        engine = _create_engine(url)
-        database = cls(engine)
+        settings = settings or UsageSettings()
+        engine = _create_engine(url, settings)
+        database = cls(engine, settings)
         try:
             if engine.dialect.name == "sqlite":
                 await _enter_wal(database)
-            await _bring_up_to_date(database)
+            await database.bring_up_to_date()
         except (SQLAlchemyError, OSError) as error:
-            await engine.dispose()
+            await database.close()
             raise ConfigError(f"usage.url: can't open the database {engine.url!r}: {error}") from error
         except ConfigError:
-            await engine.dispose()
+            await database.close()
             raise
         return database
 
+    @property
+    def sync_engines(self) -> tuple[Engine, ...]:
+        """Everything that statements go through, for who wants to watch them (tests make them fail)."""
+        ours = self.engine.sync_engine
+        return (ours,) if self._in_thread is None else (ours, self._in_thread)
+
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that only reads: one consistent view, never blocks the writer."""
-        async with self.engine.connect() as connection:
+        """A transaction that only reads: one consistent view, never blocks the writer. Raises DatabaseAway."""
+        async with self._watched(), self._reading.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that commits when the block ends well, else leaves no trace."""
-        async with self._writing.begin() as connection:
+        """A transaction that commits when the block ends well, else leaves no trace. Raises DatabaseAway.
+
+        Then it is not known whether it was committed, if the block had ended.
+        """
+        async with self._watched(), self._writing.begin() as connection:
             yield connection
 
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run it inside one transaction, which is durable when this returns. Raises as `writing`."""
+        if self._thread is None or self._in_thread is None:
+            async with self.writing() as connection:
+                return await connection.run_sync(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _transact, self._in_thread, work)
+
+    async def bring_up_to_date(self) -> None:
+        """Run the migrations that are missing; of several processes one does, the others wait."""
+        async with self.reading() as connection:
+            version = await connection.run_sync(_version)
+        if version == SCHEMA_HEAD:
+            return
+        # only a first start or an upgrade pays for the import
+        from hitsend.serve.database import migrate  # noqa: PLC0415
+
+        if not self._is_remote:
+            async with self.writing() as connection:
+                await connection.run_sync(migrate.upgrade)
+            return
+        from hitsend.serve.database import postgres  # noqa: PLC0415
+
+        engine = postgres.create_migrating_engine(self.engine.url, self._settings)
+        async with self._watched(postgres.MIGRATION_S), engine.begin() as connection:
+            await connection.run_sync(postgres.lock_migrations)
+            await connection.run_sync(migrate.upgrade)
+
     async def close(self) -> None:
-        """Give all connections back. Safe to call twice."""
-        await self.engine.dispose()
+        """Give all connections back; a server that hangs is waited for as long as for a command. Safe to call twice."""
+        closing = asyncio.ensure_future(self.engine.dispose())
+        await asyncio.wait({closing}, timeout=self._limit_s)
+        if not closing.done():
+            closing.cancel()
+            await asyncio.wait({closing}, timeout=self._limit_s)
+        if closing.done() and not closing.cancelled() and closing.exception() is not None:
+            logger.warning("the database's connections could not be closed: %s", closing.exception())
+        if self._thread is not None and self._in_thread is not None:
+            self._in_thread.dispose()
+            self._thread.shutdown()
+
+    @asynccontextmanager
+    async def _watched(self, limit_s: float | None = None) -> AsyncGenerator[None]:
+        """Bounds what happens inside (not on SQLite, which waits for its own disk only), and names what goes wrong."""
+        if not self._is_remote:
+            yield
+            return
+        from hitsend.serve.database import postgres  # noqa: PLC0415
+
+        try:
+            async with asyncio.timeout(limit_s or self._limit_s):
+                yield
+        except DBAPIError as error:
+            if not postgres.is_away(error):
+                raise
+            raise self._away(error, is_silent=postgres.is_silent(error)) from error
+        except postgres.AWAY as error:
+            raise self._away(error, is_silent=postgres.is_silent(error)) from error
+        self.fault = None
+
+    def _away(self, error: Exception, *, is_silent: bool) -> DatabaseAway:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        self.fault = f"the database is away ({type(cause).__name__})"
+        return DatabaseAway(f"{self.fault}: {cause}", is_silent=is_silent)
 
 
-def _create_engine(url: str) -> AsyncEngine:
+def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
     try:
         parsed = make_url(url)
+        if parsed.get_backend_name() == "postgresql":
+            return _create_remote(parsed, settings)
         if parsed.get_backend_name() != "sqlite":
-            return create_async_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+            raise ArgumentError(f"hitsend keeps no ledger in {parsed.get_backend_name()}")  # noqa: TRY301  # said below
         if parsed.database in {None, "", ":memory:"}:
             raise ConfigError("usage.url: an SQLite database must be a file, a ledger in memory would be lost")
         _create_file(Path(str(parsed.database)))
         engine = create_async_engine(parsed, hide_parameters=True)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(f"usage.url: {error}; expected for example sqlite+aiosqlite:////data/{FILE_NAME}") from error
+        raise ConfigError(
+            f"usage.url: {error}; expected for example sqlite+aiosqlite:////data/{FILE_NAME} or "
+            "postgresql+asyncpg://user:password@host/database"
+        ) from error
     except OSError as error:
         raise ConfigError(f"server.data_dir: can't create {parsed.database}: {error.strerror}") from error
-    event.listen(engine.sync_engine, "connect", _on_sqlite_connect)
-    event.listen(engine.sync_engine, "begin", _on_sqlite_begin)
+    _listening(engine.sync_engine)
     return engine
+
+
+def _listening(engine: Engine) -> Engine:
+    event.listen(engine, "connect", _on_sqlite_connect)
+    event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _create_remote(url: URL, settings: UsageSettings) -> AsyncEngine:
+    if url.drivername != "postgresql+asyncpg":
+        raise ArgumentError(f"no driver {url.drivername}")
+    try:
+        # the driver is an extra: a plain install must work without it
+        from hitsend.serve.database import postgres  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"usage.url: {url!r} needs asyncpg: install hitsend[postgres], or run `make postgres`"
+        ) from error
+    return postgres.create_engine(url, settings)
 
 
 def _create_file(path: Path) -> None:
@@ -132,18 +261,6 @@ async def _enter_wal(database: Database) -> None:
         if mode != "wal":
             logger.warning("SQLite has no WAL on this file system (journal_mode=%s): readers wait for writers", mode)
         return
-
-
-async def _bring_up_to_date(database: Database) -> None:
-    async with database.reading() as connection:
-        version = await connection.run_sync(_version)
-    if version == SCHEMA_HEAD:
-        return
-    # only a first start or an upgrade pays for the import
-    from hitsend.serve.database import migrate  # noqa: PLC0415
-
-    async with database.writing() as connection:
-        await connection.run_sync(migrate.upgrade)
 
 
 def _version(connection: Connection) -> str | None:

@@ -117,7 +117,9 @@ HOLDS = Table(
     Column("output_tokens", BigInteger, nullable=False),
     Column("held_microusd", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("neurons_micro", BigInteger),
 )
+"""`neurons_micro`: what is held of the day's neurons; null where the price isn't one in neurons."""
 
 LEDGER = Table(
     "ledger",
@@ -138,11 +140,14 @@ LEDGER = Table(
     Column("created_at", Double, nullable=False),
     Column("settled_at", Double, nullable=False),
     Column("day", String(10), nullable=False),
+    Column("neurons_micro", BigInteger),
+    Column("settled_by", Text),
     CheckConstraint("cached_tokens BETWEEN 0 AND prompt_tokens", name="cached_in_prompt"),
     CheckConstraint("reasoning_tokens BETWEEN 0 AND completion_tokens", name="reasoning_in_completion"),
     CheckConstraint("discarded_tokens >= 0 AND cost_microusd >= 0", name="not_negative"),
     Index("ix_ledger_day_key_id", "day", "key_id"),
 )
+"""`settled_by` is the process that wrote the row; null in rows from before it was noted."""
 
 RECORDS = Table(
     "records",
@@ -173,3 +178,22 @@ RESPONSES = Table(
     Index("ix_responses_key_id_created_at", "key_id", "created_at"),
 )
 """`body` is JSON deflated with zlib: the response, and the items of the conversation that led to it."""
+
+IDEMPOTENCY = Table(
+    "idempotency",
+    METADATA,
+    Column("scope", Text, primary_key=True),
+    Column("idempotency_key", String(255), primary_key=True),
+    Column("claim_id", String(32), nullable=False),
+    Column("body_hash", String(64), nullable=False),
+    Column("request_id", Text, nullable=False),
+    Column("owner", Text, nullable=False, index=True),
+    Column("lease_until", Double, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+    Column("status", Integer),
+    Column("content_type", Text),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("body", LargeBinary),
+)
+"""`scope` is the caller's key id; `status` is null while the first request runs; `body` is deflated with zlib, and null
+when the answer was too large to keep; `num_bytes` is its size as stored."""

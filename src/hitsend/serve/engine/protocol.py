@@ -1,8 +1,9 @@
 """What the pipeline asks of any engine.
 
-Enters: a `Job`. Leaves: a `Generation`. Always true: events come in the order in which they happened; each choice gets
-exactly one `ChoiceDone`; failures are raised as ServeErrors; after `aclose()` the engine holds nothing for the job and
-`produced` is final. Next: `embedded.py`.
+Enters: a `Job`. Leaves: a `Generation`. Two facts say how an engine is spoken to: it `takes` tokens or messages, and it
+`gives` tokens or text (deltas that clients may see as they are). Always true: events come in the order in which they
+happened; each choice ends exactly once; failures are raised as ServeErrors; after `aclose()` the engine holds nothing
+for the job and `produced` is final. Next: `embedded.py`.
 """
 
 from collections.abc import AsyncIterator
@@ -11,14 +12,28 @@ from typing import Literal, Protocol
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
-from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
+from hitsend.core.events import (
+    Admitted,
+    Answered,
+    FirstToken,
+    Paused,
+    Preempted,
+    Queued,
+    Released,
+    Resumed,
+    Sent,
+    Step,
+    Streamed,
+)
+from hitsend.core.request import Delta, Request, SampledToken, SamplingParams, ScoredToken, Usage
 from hitsend.serve.loop.messages import EngineFacts
 
 
 class Job(msgspec.Struct, frozen=True):
     """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting.
 
+    An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
+    `num_prompt_estimated` what is billed where the engine doesn't say.
     `tier` and `tenant`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
     """
 
@@ -32,10 +47,15 @@ class Job(msgspec.Struct, frozen=True):
     more_prompts: tuple[tuple[int, ...], ...] = ()
     tier: int = 1
     tenant: tuple[str, ...] = ()
+    chat: Request | None = None
+    num_prompt_reserved: int = 0
+    num_prompt_estimated: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
         """Of all prompts together."""
+        if self.chat is not None:
+            return self.num_prompt_reserved
         return len(self.prompt_token_ids) + sum(map(len, self.more_prompts))
 
     @property
@@ -67,16 +87,34 @@ class ChoiceDone(msgspec.Struct, frozen=True):
 
 class Produced(msgspec.Struct, frozen=True):
     """What was really computed: prompt tokens that went through the model (of the choice that got furthest), and output
-    tokens per choice.
+    tokens per choice. Where the engine counts for us, `usage` is its bill for all of it; `is_estimate`: it gave none,
+    or was left before it could.
     """
 
     prompt_tokens: int
     output_tokens: tuple[int, ...]
+    usage: Usage | None = None
+    is_estimate: bool = False
 
 
 EngineEvent = (
-    Queued | Admitted | Preempted | Paused | Resumed | Step | FirstToken | Released | Tokens | PromptScored | ChoiceDone
+    Queued
+    | Admitted
+    | Preempted
+    | Paused
+    | Resumed
+    | Step
+    | FirstToken
+    | Released
+    | Sent
+    | Answered
+    | Streamed
+    | Tokens
+    | PromptScored
+    | Delta
+    | ChoiceDone
 )
+"""An engine that gives tokens ends a choice by `ChoiceDone`, one that gives text by a `Delta` with a finish reason."""
 
 
 class Generation(Protocol):
@@ -131,7 +169,22 @@ class EngineState(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """An engine that takes token ids and gives token ids."""
+    """Something that answers jobs."""
+
+    @property
+    def takes(self) -> Literal["tokens", "messages"]:
+        """What it reads of a job: the prompt's ids, or the chat as the client sent it."""
+        ...
+
+    @property
+    def gives(self) -> Literal["tokens", "text"]:
+        """Whether its output still has to become text."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on this machine, where a model without a price is free."""
+        ...
 
     @property
     def name(self) -> str:

@@ -115,8 +115,12 @@ class Delivery:
         await self._run(work(), wants_pings=False)
         size = str(len(bodies[0])).encode()
         start = [(b"content-type", b"application/json"), (b"content-length", size), *headers]
-        await self._within_stall(self._start(start))
-        await self._within_stall(self._write(bodies[0], is_last=True))
+
+        async def answer() -> None:
+            await self._start(start)
+            await self._write(bodies[0], is_last=True)
+
+        await self._within_stall(answer())
 
     async def _run(self, work: Coroutine[Any, Any, None], *, wants_pings: bool) -> None:
         """Run the work under watch. Raises what it raises, or why it was ended."""

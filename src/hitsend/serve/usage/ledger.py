@@ -30,8 +30,10 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage import owner as owners
+from hitsend.serve.usage.allowance import DayNeurons, refusal
+from hitsend.serve.usage.bulk import end_holds, insert_holds
 from hitsend.serve.usage.meter import check
-from hitsend.serve.usage.pricing import cost_microusd, held_microusd
+from hitsend.serve.usage.pricing import cost_microusd, held_microusd, held_neurons_micro, neurons_micro
 from hitsend.serve.usage.rows import (
     Hold,
     HoldRequest,
@@ -41,7 +43,6 @@ from hitsend.serve.usage.rows import (
     find_row,
     foreign_holds,
     hold_values,
-    insert_hold,
     ledger_row,
 )
 from hitsend.settings import UsageSettings
@@ -72,6 +73,7 @@ class Ledger:
         self, database: Database, writer: Writer, clock: Clock, settings: UsageSettings, *, owner: str | None = None
     ) -> None:
         self.owner = owner or owners.this_process()
+        self.started_at = clock.wall()
         self._database = database
         self._writer = writer
         self._clock = clock
@@ -103,21 +105,25 @@ class Ledger:
         return len(self._open)
 
     async def reserve(self, request: HoldRequest) -> Hold:
-        """Take a hold, durably. Raises InvalidRequest for a used request id, StorageFailed when it can't be written."""
+        """Take a hold, durably. Raises InvalidRequest for a used request id, InsufficientQuota where the day's neurons
+        don't suffice, StorageFailed when it can't be written.
+        """
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         hold = Hold(secrets.token_hex(16), request, held, now)
-        write = partial(insert_hold, hold=hold, owner=self.owner, lease_until=now + self._lease_s)
-        writing = self._writer.submit(write)
+        writing = self._writer.submit_bulk(insert_holds, (hold, self.owner, now + self._lease_s))
         self._open[hold.hold_id] = hold
         try:
-            is_taken = await asyncio.shield(writing)
+            taken = await asyncio.shield(writing)
         except (asyncio.CancelledError, StorageFailed):
             # it may or may not stand in the database: close it there, if it does
             self._end(hold, Settlement(Usage(), UNCONFIRMED), end_hold_if_taken)
             raise
-        if not is_taken:
+        if taken != "taken":
             del self._open[hold.hold_id]
+            if isinstance(taken, DayNeurons):
+                wanted = held_neurons_micro(request.price, request.input_tokens, request.output_tokens) or 0
+                raise refusal(wanted, taken, now)
             raise InvalidRequest(f"request id {request.request_id!r} was used before", param="x-request-id")
         return hold
 
@@ -127,7 +133,7 @@ class Ledger:
         Safe in a `finally`: nothing is lost when the caller doesn't wait. Raises WrongCounts for impossible counts.
         """
         check(settlement.usage)
-        writing = self._end(hold, settlement, end_hold)
+        writing = self._end(hold, settlement, None)
         waiting = asyncio.shield(writing)
         waiting.add_done_callback(_look_at)
         return waiting
@@ -160,10 +166,10 @@ class Ledger:
         for values in held:
             dead = owners.is_dead(values["owner"])
             if dead or (dead is None and values["lease_until"] <= now):
-                row = ledger_row(
-                    dict(values), Usage(), now, discarded_tokens=0, cost_microusd=0, reason=RECOVERED, is_estimate=True
-                )
-                writing.append(self._writer.submit(partial(end_hold_if_taken, row=row)))
+                nothing = {"discarded_tokens": 0, "cost_microusd": 0, "reason": RECOVERED, "is_estimate": True}
+                nothing["neurons_micro"] = None if values["neurons_micro"] is None else 0
+                row = ledger_row(dict(values), Usage(), now, **nothing)
+                writing.append(self._writer.submit(partial(end_hold_if_taken, row=row, owner=self.owner)))
         for recovered in await asyncio.gather(*writing):
             if recovered is not None:
                 logger.warning("request %s was left by a dead process: closed unbilled", recovered.request_id)
@@ -185,7 +191,10 @@ class Ledger:
             except (StorageFailed, SQLAlchemyError) as error:
                 logger.warning("the ledger's database fails (%s): will try again", type(error).__name__)
 
-    def _end(self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]]) -> asyncio.Future[Any]:
+    def _end(
+        self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]] | None
+    ) -> asyncio.Future[Any]:
+        """`write` where it isn't `end_holds`, together with others."""
         row = ledger_row(
             hold_values(hold),
             settlement.usage,
@@ -194,9 +203,11 @@ class Ledger:
             cost_microusd=cost_microusd(hold.request.price, settlement.usage),
             reason=settlement.reason,
             is_estimate=settlement.is_estimate,
+            neurons_micro=neurons_micro(hold.request.price, settlement.usage),
         )
-        operation = partial(write, row=row)
-        writing = self._writer.submit(operation)
+        operation = partial(write or end_hold, row=row, owner=self.owner)
+        grouped = write is None
+        writing = self._writer.submit_bulk(end_holds, (row, self.owner)) if grouped else self._writer.submit(operation)
         if hold.hold_id in self._open and hold.hold_id not in self._ending:
             self._ending.add(hold.hold_id)
             writing.add_done_callback(partial(self._ended, hold, operation))

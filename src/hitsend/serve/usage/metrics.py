@@ -6,7 +6,7 @@ true: a registry of its own, nothing global; labels come from bounded sets (mode
 engine counts from 0 again. `docs` of each name is its help text. Next: `serve/app.py`.
 """
 
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,7 +29,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     """One ended request. Times in seconds, None where it never got so far.
 
     `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
-    the times between following tokens of one choice. `error_code` is a ServeError's.
+    the times between following tokens of one choice. `error_code` is a ServeError's. `has_row`: it has a ledger row.
     """
 
     model: str
@@ -47,6 +47,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     discarded_tokens: int = 0
     cost_microusd: int = 0
+    has_row: bool = False
 
 
 class StepCounts(Protocol):
@@ -89,6 +90,19 @@ class EngineFigures(Protocol):
     def progress_age_s(self) -> float: ...  # noqa: D102
 
 
+class QuotaFigures(Protocol):
+    """What is read of the limits' health."""
+
+    @property
+    def is_up(self) -> bool: ...  # noqa: D102
+    @property
+    def num_outages(self) -> int: ...  # noqa: D102
+    @property
+    def num_unchecked(self) -> int: ...  # noqa: D102
+    @property
+    def num_refused(self) -> int: ...  # noqa: D102
+
+
 class _Bounded:
     """The first `limit` values stay themselves, later ones become `other`."""
 
@@ -105,6 +119,23 @@ class _Bounded:
         return value
 
 
+class _ModelSeries(NamedTuple):
+    """The series of one model."""
+
+    request_s: Histogram
+    queue_s: Histogram
+    prefill_s: Histogram
+    ttft_s: Histogram
+    tpot_s: Histogram
+    itl_s: Histogram
+    prompt: Counter
+    completion: Counter
+    cached: Counter
+    discarded: Counter
+    cost: Counter
+    settled: Counter
+
+
 class Metrics:
     """All series of one server."""
 
@@ -113,6 +144,8 @@ class Metrics:
         self._model = _Bounded(MAX_MODELS)
         self._route = _Bounded(MAX_ROUTES)
         self._last: dict[tuple[str, str], int] = {}
+        self._series: dict[str, _ModelSeries] = {}
+        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._define_times()
         self._define_requests()
         self._define_engine()
@@ -120,31 +153,41 @@ class Metrics:
     def observe_request(self, figures: RequestFigures) -> None:
         """Count a request that has ended. Call once per request."""
         model = self._model(figures.model)
-        self._request_s.labels(model).observe(figures.wall_s)
+        series = self._series.get(model)
+        if series is None:
+            series = self._series[model] = self._of_model(model)
+        series.request_s.observe(figures.wall_s)
         for histogram, seconds in (
-            (self._queue_s, figures.queue_s),
-            (self._prefill_s, figures.prefill_s),
-            (self._ttft_s, figures.ttft_s),
-            (self._tpot_s, figures.tpot_s),
+            (series.queue_s, figures.queue_s),
+            (series.prefill_s, figures.prefill_s),
+            (series.ttft_s, figures.ttft_s),
+            (series.tpot_s, figures.tpot_s),
         ):
             if seconds is not None:
-                histogram.labels(model).observe(seconds)
-        between = self._itl_s.labels(model)
+                histogram.observe(seconds)
         for gap in figures.gaps_s:
-            between.observe(gap)
+            series.itl_s.observe(gap)
         for reason in figures.finish_reasons:
             self._finished.labels(model, reason).inc()
         if figures.error_code is not None:
             self._errors.labels(figures.error_code).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
-        self._count_tokens(model, figures)
+        series.prompt.inc(figures.prompt_tokens)
+        series.completion.inc(figures.completion_tokens)
+        series.cached.inc(figures.cached_tokens)
+        series.discarded.inc(figures.discarded_tokens)
+        series.cost.inc(figures.cost_microusd)
+        series.settled.inc(figures.has_row)
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
-        known = self._route(route)
-        self._http.labels(known, str(status)).inc()
-        self._http_s.labels(known).observe(seconds)
+        key = (self._route(route), status)
+        found = self._answers.get(key)
+        if found is None:
+            found = self._answers[key] = (self._http.labels(key[0], str(status)), self._http_s.labels(key[0]))
+        found[0].inc()
+        found[1].observe(seconds)
 
     def observe_step(self, figures: StepCounts, engine: str = "embedded") -> None:
         """Count what one pass through the model computed, the tokens that came out of it, and its time."""
@@ -154,6 +197,10 @@ class Metrics:
         self._steps.labels(engine).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
+
+    def observe_upstream(self, engine: str, num_tokens: int) -> None:
+        """Count the tokens that a request brought back from an upstream."""
+        self._output.labels(engine).inc(num_tokens)
 
     def set_engine(self, state: EngineFigures, engine: str = "embedded") -> None:
         """Take over an engine's figures of this moment (before each scrape)."""
@@ -174,16 +221,47 @@ class Metrics:
         self._backlog.set(backlog)
         self._catch_up(self._records_dropped, ("records_dropped", ""), records_dropped)
 
+    def set_quota(self, health: QuotaFigures) -> None:
+        """Take over whether the limits' server answers, and what its outages have led to (before each scrape)."""
+        self._quota_up.set(1 if health.is_up else 0)
+        self._catch_up(self._quota_outages, ("quota_outages", ""), health.num_outages)
+        for outcome, total in (("unchecked", health.num_unchecked), ("refused", health.num_refused)):
+            self._catch_up(self._quota_away.labels(outcome), ("quota_away", outcome), total)
+
     def render(self) -> bytes:
         """The exposition text; its content type is `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
-    def _count_tokens(self, model: str, figures: RequestFigures) -> None:
-        self._tokens.labels(model, "prompt").inc(figures.prompt_tokens)
-        self._tokens.labels(model, "completion").inc(figures.completion_tokens)
-        self._cached.labels(model).inc(figures.cached_tokens)
-        self._discarded.labels(model).inc(figures.discarded_tokens)
-        self._cost.labels(model).inc(figures.cost_microusd)
+    def counted(self) -> dict[str, int]:
+        """What was counted so far over all models, by the names of the ledger's columns; and the embedded engine's
+        steps."""
+        return {
+            "requests": _total(self._settled),
+            "prompt_tokens": _total(self._tokens, kind="prompt"),
+            "completion_tokens": _total(self._tokens, kind="completion"),
+            "cached_tokens": _total(self._cached),
+            "discarded_tokens": _total(self._discarded),
+            "cost_microusd": _total(self._cost),
+            "sampled": _total(self._output, engine="embedded"),
+            "prefill": _total(self._computed, engine="embedded", phase="prefill"),
+        }
+
+    def _of_model(self, model: str) -> "_ModelSeries":
+        """Looked up once: finding a series by its labels costs more than counting in it."""
+        return _ModelSeries(
+            request_s=self._request_s.labels(model),
+            queue_s=self._queue_s.labels(model),
+            prefill_s=self._prefill_s.labels(model),
+            ttft_s=self._ttft_s.labels(model),
+            tpot_s=self._tpot_s.labels(model),
+            itl_s=self._itl_s.labels(model),
+            prompt=self._tokens.labels(model, "prompt"),
+            completion=self._tokens.labels(model, "completion"),
+            cached=self._cached.labels(model),
+            discarded=self._discarded.labels(model),
+            cost=self._cost.labels(model),
+            settled=self._settled.labels(model),
+        )
 
     def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
         # a total below the last one comes from a process that began again at 0
@@ -216,9 +294,15 @@ class Metrics:
         self._cached = self._counter("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
         self._discarded = self._counter("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
         self._cost = self._counter("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
+        self._settled = self._counter("hitsend_requests_settled", "Requests that ended in a ledger row.", "model")
         self._http = self._counter("hitsend_http_requests", "HTTP answers.", "route", "code")
         self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
         self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
+        self._quota_up = Gauge("hitsend_quota_up", "1 when the limits' server answers.", registry=self._registry)
+        self._quota_outages = self._counter("hitsend_quota_outages", "Times that the limits' server went away.")
+        self._quota_away = self._counter(
+            "hitsend_quota_away_requests", "Requests while the limits' server was away, by outcome.", "outcome"
+        )
         self._records_dropped = self._counter("hitsend_records_dropped", "Flight records that were not stored.")
 
     def _define_engine(self) -> None:
@@ -249,3 +333,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, ["engine"], registry=self._registry)
+
+
+def _total(counter: Counter, **labels: str) -> int:
+    """Its sum over every label that isn't asked for."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total"))
+    return int(sum(s.value for s in samples if all(s.labels[name] == value for name, value in labels.items())))

@@ -1,15 +1,20 @@
 """What tokens cost. Integers all the way: no float ever touches an amount.
 
 Enters: counts of tokens and a price in pico-dollars (10⁻¹² USD) per token, which is what USD per million tokens with
-six decimals is. Leaves: integer micro-dollars. Always true: a row's cost is the exact sum of its parts, rounded once,
-half up; more tokens never cost less; a model without a price is an error at start-up, never free by accident (only
-models that run on this machine are free when nobody priced them). Next: `ledger.py`.
+six decimals is. Leaves: integer micro-dollars, and micro-neurons where the price is one in neurons. Always true: a
+row's cost is the exact sum of its parts, rounded once, half up; more tokens never cost less; reasoning is output; a
+model without a price is an error at start-up, never free by accident (only models that run on this machine are free
+when nobody priced them); of dated prices the newest that is in force counts. Next: `allowance.py`.
 """
 
+import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 import msgspec
 
@@ -19,15 +24,23 @@ from hitsend.settings import PriceSettings
 
 PICO_PER_MICRO = 1_000_000
 MAX_USD_PER_MILLION = 1_000_000
+PICOUSD_PER_MICRONEURON = 11
+"""1,000 neurons are USD 0.011."""
+ANY_ENGINE = "*"
 
 
 class Price(msgspec.Struct, frozen=True):
-    """A price in force. Values are pico-USD per token; `cached_input` None bills cached tokens as input."""
+    """A price in force; `id` is its list's version. Values are pico-USD per token; `cached_input` None bills cached
+    tokens as input. `in_neurons`: each value is 11 times a whole number of micro-neurons. `is_paid_only`: the
+    provider's free plan doesn't serve it.
+    """
 
     id: str
     input_picousd: int
     output_picousd: int
     cached_input_picousd: int | None = None
+    in_neurons: bool = False
+    is_paid_only: bool = False
 
     @property
     def dearest_input_picousd(self) -> int:
@@ -38,46 +51,87 @@ class Price(msgspec.Struct, frozen=True):
 LOCAL_FREE = Price(id="local-free", input_picousd=0, output_picousd=0)
 
 
-class _Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of `prices.toml`."""
+class _ListedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model of a list. `valid_from`: where it isn't the list's `as_of`."""
 
-    id: str
-    source: str
-    as_of: object
     model: str
     input: str
     output: str
-    aliases: tuple[str, ...] = ()
     cached_input: str | None = None
+    aliases: tuple[str, ...] = ()
+    paid_only: bool = False
+    valid_from: date | None = None
+
+
+class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of `prices/`."""
+
+    id: str
+    source: str
+    as_of: date
+    engine: str
+    unit: Literal["usd", "neurons"]
+    models: tuple[_ListedModel, ...]
+
+
+class _Dated(msgspec.Struct, frozen=True):
+    """A price, and the first day on which it counts."""
+
+    valid_from: date
+    price: Price
+
+
+_Lists = dict[tuple[str, str], tuple[_Dated, ...]]
 
 
 def cost_microusd(price: Price, usage: Usage) -> int:
     """What these tokens cost, rounded half up to a whole micro-dollar, once."""
-    return _rounded(_picousd(price, usage))
+    return rounded(_picousd(price, usage))
+
+
+def neurons_micro(price: Price, usage: Usage) -> int | None:
+    """The same in micro-neurons, exactly; None where the price isn't one in neurons."""
+    return _picousd(price, usage) // PICOUSD_PER_MICRONEURON if price.in_neurons else None
 
 
 def held_microusd(price: Price, input_tokens: int, output_tokens: int) -> int:
     """The most that a request of this size can cost: nothing of it cached."""
-    return _rounded(input_tokens * price.dearest_input_picousd + output_tokens * price.output_picousd)
+    return rounded(_held_picousd(price, input_tokens, output_tokens))
+
+
+def held_neurons_micro(price: Price, input_tokens: int, output_tokens: int) -> int | None:
+    """The same in micro-neurons; None where the price isn't one in neurons."""
+    held = _held_picousd(price, input_tokens, output_tokens)
+    return held // PICOUSD_PER_MICRONEURON if price.in_neurons else None
 
 
 class PriceBook:
-    """Finds the price of a model: settings by name, then settings `*`, then the built-in list, then free if local."""
+    """Finds the price of a model: settings by name, then settings `*`, then the built-in lists, then free if local.
 
-    def __init__(self, settings: Iterable[PriceSettings] = ()) -> None:
+    `now`: seconds since the epoch; its UTC day says which dated price is in force.
+    """
+
+    def __init__(self, settings: Iterable[PriceSettings] = (), now: Callable[[], float] = time.time) -> None:
         self._settings = {entry.model.casefold(): _from_settings(entry) for entry in settings}
-        self._listed = _built_in()
+        self._now = now
 
-    def find(self, model: str, *, is_local: bool) -> Price:
-        """The price in force. Raises ConfigError where there is none: ask at start-up for every model served."""
+    def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:
+        """The price in force on that UTC day (today), for an engine of this kind.
+
+        Raises ConfigError where there is none: ask at start-up for every model served.
+        """
         name = model.casefold()
-        for found in (self._settings.get(name), self._settings.get("*"), self._listed.get(name)):
-            if found is not None:
-                return found
+        found = self._settings.get(name) or self._settings.get("*")
+        if found is not None:
+            return found
+        day = on or datetime.fromtimestamp(self._now(), UTC).date()
+        found = _in_force(engine, name, day) or _in_force(ANY_ENGINE, name, day)
+        if found is not None:
+            return found
         if is_local:
             return LOCAL_FREE
         raise ConfigError(
-            f"prices: no price for the model {model!r}, which does not run on this machine; "
+            f"prices: no price for the model {model!r} on {day}, which does not run on this machine; "
             f'add [[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
         )
 
@@ -97,6 +151,11 @@ def picousd_per_token(usd_per_million: float | str, field: str) -> int:
     return int(scaled)
 
 
+def rounded(picousd: int) -> int:
+    """Pico-dollars as micro-dollars, half up."""
+    return (picousd + PICO_PER_MICRO // 2) // PICO_PER_MICRO
+
+
 def _picousd(price: Price, usage: Usage) -> int:
     cached_price = price.input_picousd if price.cached_input_picousd is None else price.cached_input_picousd
     return (
@@ -106,8 +165,8 @@ def _picousd(price: Price, usage: Usage) -> int:
     )
 
 
-def _rounded(picousd: int) -> int:
-    return (picousd + PICO_PER_MICRO // 2) // PICO_PER_MICRO
+def _held_picousd(price: Price, input_tokens: int, output_tokens: int) -> int:
+    return input_tokens * price.dearest_input_picousd + output_tokens * price.output_picousd
 
 
 def _from_settings(entry: PriceSettings) -> Price:
@@ -121,17 +180,36 @@ def _from_settings(entry: PriceSettings) -> Price:
     )
 
 
-def _built_in() -> dict[str, Price]:
-    text = (files("hitsend.serve.usage") / "prices.toml").read_text(encoding="utf-8")
-    listed: dict[str, Price] = {}
-    for entry in msgspec.convert(tomllib.loads(text)["prices"], tuple[_Listed, ...]):
-        cached = entry.cached_input
-        price = Price(
-            id=entry.id,
-            input_picousd=picousd_per_token(entry.input, f"{entry.id}.input"),
-            output_picousd=picousd_per_token(entry.output, f"{entry.id}.output"),
-            cached_input_picousd=None if cached is None else picousd_per_token(cached, f"{entry.id}.cached_input"),
-        )
-        for name in (entry.model, *entry.aliases):
-            listed[name.casefold()] = price
-    return listed
+def _in_force(engine: str, name: str, day: date) -> Price | None:
+    dated = [entry for entry in _built_in().get((engine, name), ()) if entry.valid_from <= day]
+    return max(dated, key=lambda entry: entry.valid_from).price if dated else None
+
+
+@cache
+def _built_in() -> _Lists:
+    found: dict[tuple[str, str], list[_Dated]] = {}
+    for file in sorted((files("hitsend.serve.usage") / "prices").iterdir(), key=lambda entry: entry.name):
+        if not file.name.endswith(".toml"):
+            continue
+        listed = msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), _List)
+        for entry in listed.models:
+            dated = _Dated(entry.valid_from or listed.as_of, _price(listed, entry))
+            for name in (entry.model, *entry.aliases):
+                found.setdefault((listed.engine, name.casefold()), []).append(dated)
+    return {key: tuple(entries) for key, entries in found.items()}
+
+
+def _price(listed: _List, entry: _ListedModel) -> Price:
+    def per_token(value: str) -> int:
+        if listed.unit == "usd":
+            return picousd_per_token(value, f"{listed.id}.{entry.model}")
+        return int(value) * PICOUSD_PER_MICRONEURON
+
+    return Price(
+        id=listed.id,
+        input_picousd=per_token(entry.input),
+        output_picousd=per_token(entry.output),
+        cached_input_picousd=None if entry.cached_input is None else per_token(entry.cached_input),
+        in_neurons=listed.unit == "neurons",
+        is_paid_only=entry.paid_only,
+    )

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 RING_BYTES = 64 * 1024 * 1024
 MAX_PENDING = 2000
 """Records waiting for the disk; beyond it they are dropped from disk (and counted), not from the ring."""
+PACKED_FROM_BYTES = 8192
 FLUSH_S = 0.2
 PRUNE_S = 60.0
 PRUNE_ROWS = 1000
@@ -132,7 +133,7 @@ class RecordStore:
                 packed = (await connection.execute(query)).scalar()
         except SQLAlchemyError as error:
             raise StorageFailed("stored records can't be read now", retry_after_s=1.0) from error
-        return None if packed is None else await asyncio.to_thread(zlib.decompress, packed)
+        return None if packed is None else await asyncio.to_thread(_unpack, packed)
 
     async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
         """The newest summaries, newest first; only that key's, if given. Raises StorageFailed."""
@@ -187,8 +188,17 @@ class RecordStore:
 
 
 def _pack(records: list[tuple[RecordSummary, bytes]]) -> list[dict[str, object]]:
-    # level 1: a record of 60 KB shrinks about tenfold in a millisecond, higher levels gain little
-    return [msgspec.structs.asdict(summary) | {"body": zlib.compress(body, 1)} for summary, body in records]
+    # level 1: a record of 60 KB shrinks about tenfold in a millisecond, higher levels gain little; short ones stay as
+    # they are: packing them would cost more than all the rest of storing them
+    return [
+        msgspec.structs.asdict(summary) | {"body": body if len(body) < PACKED_FROM_BYTES else zlib.compress(body, 1)}
+        for summary, body in records
+    ]
+
+
+def _unpack(body: bytes) -> bytes:
+    """zlib's first byte begins no JSON document."""
+    return zlib.decompress(body) if body.startswith(b"\x78") else body
 
 
 async def _store(connection: AsyncConnection, rows: list[dict[str, object]]) -> None:

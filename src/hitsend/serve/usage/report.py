@@ -1,9 +1,12 @@
 """What was used and what it cost: the ledger, added up.
 
 Enters: an open database and, if wanted, a range of UTC days. Leaves: a `UsageReport`. Always true: sums are integers
-and computed by the database from settled rows only; the parts of each grouping add up to the total. Next: `records.py`.
+and computed by the database from settled rows only; the parts of each grouping add up to the total. Next:
+`statement.py`.
 """
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import date
 from typing import Any
 
@@ -29,6 +32,14 @@ class Totals(msgspec.Struct, frozen=True):
     discarded_tokens: int = 0
     cost_microusd: int = 0
     estimated_rows: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            *(
+                mine + its
+                for mine, its in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+            )
+        )
 
 
 class ModelTotals(msgspec.Struct, frozen=True):
@@ -68,6 +79,16 @@ class UsageReport(msgspec.Struct, frozen=True):
     holds_open: int = 0
 
 
+@asynccontextmanager
+async def read_ledger(database: Database) -> AsyncGenerator[AsyncConnection]:
+    """A reading transaction whose failure is StorageFailed."""
+    try:
+        async with database.reading() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        raise StorageFailed("the ledger can't be read now", retry_after_s=1.0) from error
+
+
 _CALLER = (
     LEDGER.c.key_id,
     LEDGER.c.key_name,
@@ -101,11 +122,17 @@ async def usage_report(database: Database, since: date | None = None, until: dat
 async def _grouped(
     connection: AsyncConnection, by: tuple[ColumnElement[Any], ...], since: date | None, until: date | None
 ) -> list[tuple[tuple[Any, ...], Totals]]:
-    found = await connection.execute(_between(select(*by, *_sums()).group_by(*by).order_by(*by), since, until))
-    return [(tuple(row[: len(by)]), Totals(*(int(value) for value in row[len(by) :]))) for row in found]
+    found = await connection.execute(between(select(*by, *sums()).group_by(*by).order_by(*by), since, until))
+    return [(tuple(row[: len(by)]), totals_of(row[len(by) :])) for row in found]
 
 
-def _sums() -> list[ColumnElement[Any]]:
+def totals_of(values: Sequence[Any]) -> Totals:
+    """What `sums` found."""
+    return Totals(*map(int, values))
+
+
+def sums() -> list[ColumnElement[Any]]:
+    """The columns of `Totals`, added up."""
     summed = (LEDGER.c[name] for name in Totals.__struct_fields__[1:-1])
     # PostgreSQL adds bigints up to a numeric and has no sum of booleans
     return [
@@ -115,7 +142,8 @@ def _sums() -> list[ColumnElement[Any]]:
     ]
 
 
-def _between(query: Select[Any], since: date | None, until: date | None) -> Select[Any]:
+def between(query: Select[Any], since: date | None, until: date | None) -> Select[Any]:
+    """Only the rows settled on those UTC days, both included."""
     if since is not None:
         query = query.where(LEDGER.c.day >= since.isoformat())
     if until is not None:

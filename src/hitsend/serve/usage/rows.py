@@ -6,19 +6,36 @@ for its request, in the same transaction that removes its hold; every statement 
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Insert, Table, and_, bindparam, delete, exists, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.request import Principal, Usage
 from hitsend.serve.database.schema import HOLDS, LEDGER
-from hitsend.serve.usage.pricing import Price
+from hitsend.serve.usage.allowance import DayNeurons
+from hitsend.serve.usage.pricing import Price, held_neurons_micro
 
 
 class HoldRequest(msgspec.Struct, frozen=True):
-    """What is reserved for one request before work starts: its input and all the output it may produce."""
+    """What is reserved for one request before work starts: its input and all the output it may produce.
+
+    `neurons_limit_micro`: the most neurons that the account may use on one UTC day, this hold included (the provider's
+    free plan); None: no limit.
+    """
 
     request_id: str
     principal: Principal
@@ -27,6 +44,7 @@ class HoldRequest(msgspec.Struct, frozen=True):
     price: Price
     input_tokens: int
     output_tokens: int
+    neurons_limit_micro: int | None = None
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -42,7 +60,8 @@ class LedgerRow(msgspec.Struct, frozen=True):
     """One settled request. Prices are pico-USD per token; instants are seconds since the epoch; `day` is in UTC.
 
     `reason` is a finish reason, `refused`, an error's code, or `recovered_after_crash`; `is_estimate` marks rows whose
-    counts are not the engine's own. `discarded_tokens` were computed for nobody and are not billed.
+    counts are not the engine's own. `discarded_tokens` were computed for nobody and are not billed. `cost_microusd` is
+    the list price; where `neurons_micro` is a number, the day's allowance comes off it in the statement.
     """
 
     request_id: str
@@ -69,6 +88,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     created_at: float
     settled_at: float
     day: str
+    neurons_micro: int | None = None
 
     @property
     def usage(self) -> Usage:
@@ -121,6 +141,7 @@ def hold_values(hold: Hold) -> dict[str, Any]:
         "output_tokens": request.output_tokens,
         "held_microusd": hold.held_microusd,
         "created_at": hold.created_at,
+        "neurons_micro": held_neurons_micro(price, request.input_tokens, request.output_tokens),
     }
 
 
@@ -144,7 +165,8 @@ def _insert_unless(table: Table, columns: tuple[str, ...], taken: ColumnElement[
     return insert(table).from_select(list(columns), select(*values).where(~taken))
 
 
-_HOLD_COLUMNS = (*_CARRIED, "owner", "lease_until", "input_tokens", "output_tokens", "held_microusd")
+_HOLD_COLUMNS = (*_CARRIED, "owner", "lease_until", "input_tokens", "output_tokens", "held_microusd", "neurons_micro")
+_ROW_COLUMNS = (*LedgerRow.__struct_fields__, "settled_by")
 _THIS_REQUEST = bindparam("this_request", type_=LEDGER.c.request_id.type)
 _THIS_HOLD = bindparam("this_hold", type_=LEDGER.c.hold_id.type)
 
@@ -155,7 +177,7 @@ _INSERT_HOLD = _insert_unless(
 )
 _INSERT_ROW = _insert_unless(
     LEDGER,
-    LedgerRow.__struct_fields__,
+    _ROW_COLUMNS,
     exists().where(LEDGER.c.request_id == _THIS_REQUEST),
 )
 _HOLD_IS_THERE = select(HOLDS.c.hold_id).where(HOLDS.c.hold_id == _THIS_HOLD)
@@ -164,40 +186,77 @@ _ROW_OF = select(*(LEDGER.c[name] for name in LedgerRow.__struct_fields__)).wher
 _KEEP_COUNT = {"preserve_rowcount": True}
 
 
-async def insert_hold(connection: AsyncConnection, hold: Hold, owner: str, lease_until: float) -> bool:
-    """Take the hold. False when the request id was used before (by a hold or a row that isn't this one's)."""
+def insert_hold_now(
+    connection: Connection, hold: Hold, owner: str, lease_until: float
+) -> Literal["taken", "used before"] | DayNeurons:
+    """Take the hold, unless the request id was used before (by a hold or a row that isn't this one's) or the day has
+    too few neurons left: then what it has is returned.
+    """
+    limit = hold.request.neurons_limit_micro
+    if limit is not None:
+        today = day_neurons(connection, day_of(hold.created_at), but=hold.hold_id)
+        wanted = held_neurons_micro(hold.request.price, hold.request.input_tokens, hold.request.output_tokens) or 0
+        if today.used_micro + today.held_micro + wanted > limit:
+            return today
     values = hold_values(hold) | {"owner": owner, "lease_until": lease_until}
     parameters = {f"v_{name}": values[name] for name in _HOLD_COLUMNS}
     parameters["this_request"] = hold.request.request_id
-    result = await connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT)
-    if result.rowcount:
-        return True
-    return (await connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id})).first() is not None
+    if connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT).rowcount:
+        return "taken"
+    is_standing = connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id}).first() is not None
+    return "taken" if is_standing else "used before"
 
 
-async def end_hold(connection: AsyncConnection, row: LedgerRow) -> LedgerRow:
-    """Write the row and remove its hold. Where a row stands already it stays as it is and is returned."""
-    parameters = {f"v_{name}": getattr(row, name) for name in LedgerRow.__struct_fields__}
+def row_values(row: LedgerRow, owner: str) -> dict[str, Any]:
+    """A row as column values. `owner`: the process that settles it."""
+    return {name: getattr(row, name) for name in LedgerRow.__struct_fields__} | {"settled_by": owner}
+
+
+def insert_row_now(connection: Connection, row: LedgerRow, owner: str) -> bool:
+    """False where a row of that request stands already."""
+    parameters = {f"v_{name}": value for name, value in row_values(row, owner).items()}
     parameters["this_request"] = row.request_id
-    result = await connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT)
+    return bool(connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT).rowcount)
+
+
+def find_row_now(connection: Connection, request_id: str) -> LedgerRow | None:
+    """The row of that request, once it is settled."""
+    found = connection.execute(_ROW_OF, {"this_request": request_id}).mappings().first()
+    return None if found is None else LedgerRow(**found)
+
+
+async def insert_hold(
+    connection: AsyncConnection, hold: Hold, owner: str, lease_until: float
+) -> Literal["taken", "used before"] | DayNeurons:
+    """`insert_hold_now`, awaited."""
+    return await connection.run_sync(insert_hold_now, hold, owner, lease_until)
+
+
+def day_neurons(connection: Connection, day: str, *, but: str = "") -> DayNeurons:
+    """What the account used on that UTC day and what it holds now, `but` the hold of that id."""
+    used = connection.execute(select(func.sum(LEDGER.c.neurons_micro)).where(LEDGER.c.day == day))
+    held = connection.execute(select(func.sum(HOLDS.c.neurons_micro)).where(HOLDS.c.hold_id != but))
+    return DayNeurons(int(used.scalar() or 0), int(held.scalar() or 0))
+
+
+async def end_hold(connection: AsyncConnection, row: LedgerRow, owner: str) -> LedgerRow:
+    """Write the row and remove its hold. Where a row stands already it stays as it is and is returned."""
+    is_fresh = await connection.run_sync(insert_row_now, row, owner)
     await connection.execute(_DELETE_HOLD, {"this_hold": row.hold_id})
-    if result.rowcount:
-        return row
-    standing = await find_row(connection, row.request_id)
+    standing = None if is_fresh else await find_row(connection, row.request_id)
     return row if standing is None else standing
 
 
-async def end_hold_if_taken(connection: AsyncConnection, row: LedgerRow) -> LedgerRow | None:
+async def end_hold_if_taken(connection: AsyncConnection, row: LedgerRow, owner: str) -> LedgerRow | None:
     """`end_hold` for a hold whose reservation was never confirmed: nothing is written unless it is there."""
     if (await connection.execute(_HOLD_IS_THERE, {"this_hold": row.hold_id})).first() is None:
         return None
-    return await end_hold(connection, row)
+    return await end_hold(connection, row, owner)
 
 
 async def find_row(connection: AsyncConnection, request_id: str) -> LedgerRow | None:
     """The row of that request, once it is settled."""
-    found = (await connection.execute(_ROW_OF, {"this_request": request_id})).mappings().first()
-    return None if found is None else LedgerRow(**found)
+    return await connection.run_sync(find_row_now, request_id)
 
 
 def foreign_holds(owner: str) -> Any:

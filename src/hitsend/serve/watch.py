@@ -1,0 +1,95 @@
+"""What can be seen of the server from outside: its state, its health, its metrics.
+
+Enters: every part that has figures. Leaves: the bodies of `/inspect/state`, `/healthz`, `/readyz`, `/metrics`.
+Always true: nothing here waits, and nothing of a request's text is in it. Next: `api/inspect.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.serve.api.services import Health
+from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.protocol import Engine
+from hitsend.serve.pipeline import Stages
+from hitsend.serve.stores import Stores
+from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.settings import Settings
+
+
+class Watch:
+    """What can be seen of the server from outside."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stages: Stages,
+        *,
+        embedded: EmbeddedEngine | None,
+        stores: Stores,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._stages = stages
+        self._embedded = embedded
+        self._stores = stores
+        self.metrics = metrics
+
+    def _engines(self) -> dict[str, Engine]:
+        """By their own names, each once."""
+        return {engine.name: engine for engine in self._stages.engines.values()}
+
+    def num_busy(self) -> int:
+        """Choices that run or wait, over all engines."""
+        return sum(now.running + now.waiting for now in (engine.state() for engine in self._engines().values()))
+
+    def state(self) -> dict[str, Any]:
+        """The body of `/inspect/state`: figures of all engines together, then the embedded one, then the upstreams."""
+        states = {name: msgspec.to_builtins(engine.state()) for name, engine in self._engines().items()}
+        shown: dict[str, Any] = {
+            name: sum(state[name] for state in states.values())
+            for name in ("running", "waiting", "cells_total", "cells_used", "slots_total", "slots_used")
+        }
+        shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
+        quota = self._stores.quota
+        shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open}
+        shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
+        upstreams = {
+            name: {"running": state["running"], "slots_total": state["slots_total"], "is_ready": state["is_ready"]}
+            for name, state in states.items()
+            if self._embedded is None or name != self._embedded.name
+        }
+        return shown | {"engine": self._embedded_state(), "upstreams": upstreams}
+
+    def _embedded_state(self) -> dict[str, Any]:
+        if self._embedded is None:
+            return {"is_ready": False, "pid": None, "restarts": 0, "model": None}
+        now, facts = msgspec.to_builtins(self._embedded.state()), self._embedded.facts
+        engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
+        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
+        return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
+
+    def health(self) -> Health:
+        """Red when work is due and nothing moves; not ready while engine, text process or database are away.
+
+        Upstreams make no difference beside an embedded model; without one, at least one has to be ready.
+        """
+        is_healthy, fault = True, self._stores.database.fault
+        if self._embedded is None:
+            if not any(engine.state().is_ready for engine in self._stages.engines.values()):
+                fault = "no upstream can be asked"
+        else:
+            now = self._embedded.state()
+            is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
+            if not (is_healthy and now.is_ready and self._stages.text.pid is not None):
+                fault = "the engine or the text process is restarting"
+        return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
+
+    def render_metrics(self) -> tuple[str, bytes]:
+        """The body of `/metrics`, with the figures of this moment."""
+        for name, engine in self._engines().items():
+            self.metrics.set_engine(engine.state(), name)
+        holds_open, stores = self._stages.ledger.holds_open, self._stores
+        self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
+        self.metrics.set_quota(stores.quota.health())
+        return CONTENT_TYPE, self.metrics.render()

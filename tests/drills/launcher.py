@@ -1,0 +1,204 @@
+"""Runs servers that kill themselves at a named point. Reads orders on stdin, answers on stdout, a JSON line each.
+
+Everything is imported once; each order forks, so that a start takes milliseconds. The server itself is the real one
+from settings to socket, built by `app.built`; what is watched from outside are its statements (SQLAlchemy's events),
+its flight's events, and the messages that it sends to its socket.
+
+    {"url": ..., "data": ..., "point": "hold durable" | null, "real": false}  ->  {"pid": ..., "port": ...}
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import warnings
+from typing import Any
+
+import msgspec
+import uvicorn
+import uvloop
+from sqlalchemy import event
+from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy.dialects.sqlite import aiosqlite
+from sqlalchemy.engine import Engine
+from sqlalchemy.pool import Pool
+
+from hitsend.core import events as ev
+from hitsend.serve.api.routes import Routes
+from hitsend.serve.app import built
+from hitsend.serve.children import start_children
+from hitsend.serve.database import migrate, postgres
+from hitsend.serve.stream.connection import Connection
+from hitsend.settings_source import load
+from tests.drills.scripted import scripted
+
+PRELOADED = (migrate, postgres, asyncpg, aiosqlite)
+"""What a start would import late."""
+
+DOOMED = "doomed-"
+"""Requests whose id begins so are the ones during which the server dies."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_STATEMENTS = {"INSERT INTO holds": "hold", "INSERT INTO ledger": "settlement", "INSERT INTO records": "record"}
+_EVENTS = {ev.Reserved: "hold acknowledged", ev.Admitted: "admitted", ev.FirstToken: "first token"}
+
+
+class Reaper:
+    """Ends this process when the point it waits for is passed by a doomed request."""
+
+    def __init__(self, point: str | None) -> None:
+        self._point = point
+        self._is_near = False
+        self._written: str | None = None
+
+    def tell(self, point: str) -> None:
+        if self._is_near and point == self._point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_statements(self) -> None:
+        event.listen(Engine, "before_cursor_execute", self._before)
+        event.listen(Engine, "after_cursor_execute", self._after)
+        event.listen(Engine, "commit", self._on_commit)
+        event.listen(Pool, "checkin", self._on_checkin)
+
+    def watching(self, app: Any) -> Any:
+        """The ASGI application, and what it sends to a doomed request."""
+
+        async def watched(scope: Any, receive: Any, send: Any) -> None:
+            name = dict(scope.get("headers", ())).get(b"x-request-id", b"").decode()
+            if not name.startswith(DOOMED):
+                await app(scope, receive, send)
+                return
+            self._is_near = True
+            num = 0
+
+            async def told(message: Any) -> None:
+                nonlocal num
+                is_body = message["type"] == "http.response.body"
+                is_last = is_body and b"[DONE]" in message.get("body", b"")
+                if is_last:
+                    self.tell("response unsent")
+                await send(message)
+                num += is_body
+                if num == 5:
+                    self.tell("mid-stream")
+                if is_last:
+                    await asyncio.sleep(0.01)  # the bytes leave
+                    self.tell("response sent")
+
+            self.tell("arrived")
+            await app(scope, receive, told)
+
+        return watched
+
+    def pipeline(self, run: Any) -> Any:
+        """The pipeline, with the flight's events heard."""
+
+        def watched(request: Any, flight: Any) -> Any:
+            return run(request, _Heard(flight, self) if request.request_id.startswith(DOOMED) else flight)
+
+        return watched
+
+    def _before(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if (name := _written(statement, parameters)) is not None:
+            self.tell(f"{name} unwritten")
+
+    def _after(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if (name := _written(statement, parameters)) is not None:
+            self.tell(f"{name} written")
+            self._written = name
+
+    def _on_commit(self, connection: Any) -> None:
+        if self._written is not None:
+            self.tell(f"{self._written} uncommitted")
+
+    def _on_checkin(self, *_: Any) -> None:
+        name, self._written = self._written, None
+        if name is not None:
+            self.tell(f"{name} durable")
+
+
+def _written(statement: str, parameters: Any) -> str | None:
+    for begin, name in _STATEMENTS.items():
+        if statement.startswith(begin) and DOOMED in repr(parameters):
+            return name
+    return None
+
+
+class _Heard:
+    """A flight that says what is recorded in it."""
+
+    def __init__(self, flight: Any, reaper: Reaper) -> None:
+        object.__setattr__(self, "_flight", flight)
+        object.__setattr__(self, "_reaper", reaper)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._flight, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._flight, name, value)
+
+    def record(self, event: ev.Event) -> None:
+        self._flight.record(event)
+        if isinstance(event, ev.Settled):
+            self._reaper.tell("settlement acknowledged")
+        elif type(event) in _EVENTS:
+            self._reaper.tell(_EVENTS[type(event)])
+
+
+async def serve(order: dict[str, Any], say: int) -> None:
+    flags = {"usage.url": order["url"], "server.data_dir": order["data"], "usage.hold_lease_s": "2"}
+    flags |= {"prices": '[{"model":"*","input":0.45,"output":3.2}]', "engine.context": "512", "engine.num_slots": "4"}
+    flags |= {"engine.alias": "scripted"}
+    reaper = Reaper(order["point"])
+    reaper.watch_statements()
+    start = start_children if order["real"] else scripted(reaper.tell)
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        async with built(load(flags=flags).settings, start) as whole:
+            services = msgspec.structs.replace(whole, pipeline=reaper.pipeline(whole.pipeline))
+            app = reaper.watching(Routes(services))
+            config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", access_log=False, log_config=None)
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server._serve(sockets=[listening]))
+            os.write(say, json.dumps({"pid": os.getpid(), "port": listening.getsockname()[1]}).encode() + b"\n")
+            await stopped.wait()
+            server.should_exit = True
+            await serving
+
+
+def reap(pid: int) -> bool:
+    """Whether it ended by itself within a while; if not, it is ended now."""
+    for _ in range(2000):
+        if os.waitpid(pid, os.WNOHANG) != (0, 0):
+            return True
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def main() -> None:
+    """One order after the other; a fork for each. They end with this process at the latest."""
+    say = os.dup(1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "reap" in order:
+            os.write(say, json.dumps({"ended": reap(order["reap"])}).encode() + b"\n")
+            continue
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(serve(order, say))
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()
