@@ -188,7 +188,7 @@ async def test_known_and_unknown_ids_take_the_same_way(tmp_path):
         rotated = _calls(lambda: authenticator._matching(f"hs_{made.id}_{'0' * 64}", 0.0))
         assert known == unknown == rotated
         assert sum("compare_digest" in call for call in known) == 2, "the secret, and the one before it"
-        assert len(authenticator._nobody_digest) == len((await store.load())[0].digest)
+        assert len(authenticator._nobody.digest) == len((await store.load())[0].digest)
 
 
 async def test_a_database_that_fails_keeps_the_last_known_keys(tmp_path):

@@ -116,6 +116,7 @@ def written(path: Path) -> bytes:
 def mutated(content: bytes, rng: random.Random) -> bytes:
     changed = bytearray(content)
     for _ in range(rng.randint(1, 4)):
+        changed = changed or bytearray(b"G")
         at = rng.randrange(min(len(changed), 1400))
         match rng.randrange(4):
             case 0:

@@ -15,7 +15,8 @@ Next: `parent.py`, the same line seen from inside the child.
     child.kill()                                      # SIGKILL; on_exit follows
     await child.stop(grace_s=5.0)                     # close the line, wait, kill what is left; safe to call twice
 
-A `Child` is used once: to restart, make another. Callbacks must not block and must not raise.
+A `Child` is used once: to restart, make another. Callbacks must not block and must not raise, but for
+msgspec.DecodeError: a child that says what is none of its messages is ended.
 """
 
 import asyncio
@@ -74,15 +75,21 @@ class _Line(asyncio.Protocol):
         try:
             bodies = self._reader.feed(data)
         except FrameTooLong:
-            # No resynchronising is possible: the closed line ends the child, which is then reported like any death.
-            if self._transport is not None:
-                self._transport.close()
+            self._hang_up()
             return
-        for body in bodies:
-            self._on_message(body)
+        try:
+            for body in bodies:
+                self._on_message(body)
+        except msgspec.DecodeError:
+            self._hang_up()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._on_closed()
+
+    def _hang_up(self) -> None:
+        """No resynchronising is possible: the closed line ends the child, which is then reported like any death."""
+        if self._transport is not None:
+            self._transport.close()
 
 
 class _Words(asyncio.Protocol):

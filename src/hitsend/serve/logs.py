@@ -1,14 +1,19 @@
 """Logs on stderr, for people or for machines.
 
 Enters: the `log` settings. Leaves: a configured root logger. Always true: one line per message, also with a traceback
-in JSON; line breaks in what is logged can't forge a second entry. Next: `app.py`.
+in JSON; what is logged can't forge a second entry, nor command a terminal: control characters are written as escapes.
+Next: `app.py`.
 """
 
 import json
 import logging
+import re
 import sys
 
 from hitsend.settings import LogSettings
+
+_COMMANDING = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, what breaks lines, what turns the direction of writing, and what can't be written at all."""
 
 
 class _Json(logging.Formatter):
@@ -22,15 +27,19 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry)
 
 
 class _Pretty(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """`12:00:01 warning hitsend.serve: message`, with a traceback below where there is one."""
         head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()} {record.name}: "
-        text = head + record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        text = head + _COMMANDING.sub(_escaped, record.getMessage())
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def set_up_logs(settings: LogSettings) -> None:
@@ -40,6 +49,10 @@ def set_up_logs(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
-    # Their own lines about starting and stopping say nothing that ours do not.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Its own lines about starting and stopping say nothing that ours do not, and a warning for each stranger who sends
+    # bytes that are no HTTP would let strangers fill the disk.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    # These tell every statement with its values, digests and texts included, to whoever asks for `debug`.
+    for name in ("aiosqlite", "asyncpg", "sqlalchemy"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -60,8 +60,8 @@ class Authenticator:
         self._principals: dict[str, Principal | None] = {}
         self._anonymous: Principal | None = Principal()
         self._are_keys_required = True
-        self._nobody_salt = make_salt()
-        self._nobody_digest = digest(self._nobody_salt, make_salt())
+        salt = make_salt()
+        self._nobody = StoredKey("", salt, digest(salt, make_salt()), "", user=None, app=None, org=None, created_at=0.0)
         self._used: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -128,15 +128,11 @@ class Authenticator:
 
     def _matching(self, presented: str, now: float) -> StoredKey | None:
         """The key whose secret this is, or was before its last rotation while that is still good."""
-        key_id = id_of(presented)
-        key = None if key_id is None else self._keys.get(key_id)
-        salt, expected, previous, until = self._nobody_salt, self._nobody_digest, None, None
-        if key is not None:
-            salt, expected, previous, until = key.salt, key.digest, key.previous_digest, key.overlap_until
-        shown = digest(salt, presented)
-        is_current = hmac.compare_digest(shown, expected)
-        is_previous = hmac.compare_digest(shown, previous or self._nobody_digest)
-        is_overlap = is_previous and until is not None and now < until
+        key = self._keys.get(id_of(presented) or "", self._nobody)
+        shown = digest(key.salt, presented)
+        is_current = hmac.compare_digest(shown, key.digest)
+        is_previous = hmac.compare_digest(shown, key.previous_digest or self._nobody.digest)
+        is_overlap = is_previous and key.overlap_until is not None and now < key.overlap_until
         return key if is_current or is_overlap else None
 
     async def _keep_fresh(self) -> None:

@@ -56,7 +56,9 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self.services = services
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:  # one that is repeated is a list: nothing may hide behind the last one
+            self.headers[name] = self.headers[name] + b", " + value if name in self.headers else value
         self.request_id = request_ids.choose(self.header_values(b"x-request-id"))
         self.principal = Principal()
         self.flight: Flight | None = None

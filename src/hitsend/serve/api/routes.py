@@ -27,7 +27,7 @@ from hitsend.serve.api.admin import ADMIN_ROUTES
 from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.errors import error_body, error_headers, public
 from hitsend.serve.api.exchange import Exchange, RequestIds, Scope
-from hitsend.serve.api.hosts import check_host, check_origin, host_name
+from hitsend.serve.api.hosts import check_direct, check_host, check_origin, host_name
 from hitsend.serve.api.policy import OPEN_TO_ALL, check_rights
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.deliver import Receive, Send
@@ -91,10 +91,10 @@ class Routes:
             await self._serve(exchange)
         except ClientGone as gone:
             exchange.status = exchange.status or gone.status
-        except Exception as error:
-            if exchange.status is not None:
-                raise
+        except Exception as error:  # noqa: BLE001  # logged or told by `public`
             shown = public(error, exchange.request_id)
+            if exchange.status is not None:
+                return  # too late for a status; the connection, which owes the rest, is closed
             headers = error_headers(shown)
             if isinstance(shown, MethodNotAllowed):
                 headers.append((b"allow", ", ".join(ROUTES[exchange.route]).encode()))
@@ -116,6 +116,8 @@ class Routes:
             check_host(host, services.server, are_keys_required=services.auth.are_keys_required)
             key, is_from_browser = presented_key(exchange)
             exchange.principal = services.auth.authenticate(key, exchange.client_host)
+            if exchange.principal.is_anonymous:
+                check_direct(exchange.headers)
             if exchange.principal.is_anonymous or is_from_browser:
                 check_origin(exchange.header_values(b"origin"), hosts)
         handlers = ROUTES.get(exchange.route)

@@ -71,9 +71,9 @@ class Database:
         if not self._is_remote:
             # one hop to a thread per transaction; the asynchronous driver makes several per statement
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
-            self._in_thread = _listening(create_engine(engine.url.set(drivername="sqlite"))).execution_options(
-                hitsend_writes=True
-            )
+            self._in_thread = _listening(
+                create_engine(engine.url.set(drivername="sqlite"), hide_parameters=True)
+            ).execution_options(hitsend_writes=True)
 
     @classmethod
     async def open(cls, url: str, settings: UsageSettings | None = None) -> "Database":
@@ -194,7 +194,7 @@ def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
         if parsed.database in {None, "", ":memory:"}:
             raise ConfigError("usage.url: an SQLite database must be a file, a ledger in memory would be lost")
         _create_file(Path(str(parsed.database)))
-        engine = create_async_engine(parsed)
+        engine = create_async_engine(parsed, hide_parameters=True)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(
             f"usage.url: {error}; expected for example sqlite+aiosqlite:////data/{FILE_NAME} or "

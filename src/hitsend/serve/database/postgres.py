@@ -33,6 +33,7 @@ def create_engine(url: URL, settings: UsageSettings) -> AsyncEngine:
     command_s = settings.command_timeout_s
     return create_async_engine(
         url,
+        hide_parameters=True,
         pool_pre_ping=True,
         pool_size=settings.pool_size,
         max_overflow=settings.pool_size,
@@ -44,7 +45,7 @@ def create_engine(url: URL, settings: UsageSettings) -> AsyncEngine:
 def create_migrating_engine(url: URL, settings: UsageSettings) -> AsyncEngine:
     """For migrations only, which may take minutes."""
     connect_args = _connect_args(settings, MIGRATION_S, MIGRATION_S)
-    return create_async_engine(url, poolclass=NullPool, connect_args=connect_args)
+    return create_async_engine(url, poolclass=NullPool, connect_args=connect_args, hide_parameters=True)
 
 
 def lock_migrations(connection: Connection) -> None:

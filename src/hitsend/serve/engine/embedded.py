@@ -296,7 +296,7 @@ class EmbeddedEngine:
     def _receive(self, body: bytes) -> None:
         try:
             report = report_decoder.decode(body)
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             _log.exception("the engine's process sent something that is no report")
             if self._child is not None:
                 self._child.kill()

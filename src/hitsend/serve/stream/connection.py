@@ -2,13 +2,17 @@
 
 Enters: bytes from the socket. Leaves: ASGI calls, by way of uvicorn. Always true: a connection that ends is told to
 every request on it, whichever runs (uvicorn tells the one that was read last, and doesn't look at a connection at all
-while a pipelined request waits on it); a request's head is bounded in bytes and in time; what a client sends ahead of
-its answers is bounded, and dropped beyond that: the connection then closes after the answer that is on its way.
+while a pipelined request waits on it); a request's head is bounded in bytes and in time, and what comes of a body
+after its answer in time; what a client sends ahead of its answers is bounded, and dropped beyond that: the connection
+then closes after the answer that is on its way. No request gets two answers, and no answer another request's place:
+bytes that are no HTTP are answered only where nothing else is due, and close the connection in any case.
 Next: `../usage/`.
 """
 
 import asyncio
-from typing import Any
+import secrets
+import socket
+from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,37 +20,57 @@ MAX_HEAD_BYTES = 32 * 1024
 """Request line and headers together."""
 
 HEAD_TIMEOUT_S = 20.0
-"""From the first byte of a head (or the connection's start) to its end."""
+"""From the first byte of a head (or the connection's start) to its end. A body whose request was answered before it
+came has the same time to end, and the next head with it."""
+
+UNREAD_TIMEOUT_S = 300.0
+"""How long the kernel keeps what a client doesn't take. `stream.stall_s` ends streams long before; this is for answers
+that nobody watches, whose client would keep its connection by never reading."""
 
 MAX_AHEAD_BYTES = 64 * 1024
 """Unread bytes kept while earlier requests of the connection are answered."""
 
-_HEAD_TOO_LARGE = (
-    b'{"error":{"message":"the request line and headers have more than %d bytes","type":"invalid_request_error",'
-    b'"param":null,"code":"invalid_request"}}' % MAX_HEAD_BYTES
-)
+_STATUSES = {
+    400: (b"Bad Request", b"invalid_request", b"the bytes are no HTTP/1.1 request"),
+    408: (b"Request Timeout", b"request_timeout", b"the head did not arrive within %d s" % HEAD_TIMEOUT_S),
+    431: (
+        b"Request Header Fields Too Large",
+        b"invalid_request",
+        b"the request line and headers have more than %d bytes" % MAX_HEAD_BYTES,
+    ),
+}
+_OF_BODIES = (b"content-length", b"transfer-encoding")
+_NO_UPGRADES = b"upgrade: only HTTP/1.1 is spoken here; a request with a body has to be sent without that header"
 
 
-class _HeadTooLarge(Exception):
-    """Ends the parser."""
+class _Refused(Exception):
+    """Ends the parser at a head after which it isn't sure where the request ends, or that is too large."""
 
 
 class Connection(HttpToolsProtocol):
     """Give it to `uvicorn.Config(http=...)`."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    unread_timeout_s = UNREAD_TIMEOUT_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._running: Any = None
         self._ahead = bytearray()
         self._ignores_more = False
+        self._place: Literal["between", "head", "body"] = "between"
+        self._num_begun = 0
         self._head_bytes = 0
-        self._is_in_head = True
+        self._why = b""
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there; from now on it has to hurry with its head."""
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it for itself
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
+        self._start_timer()
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
+            line = transport.get_extra_info("socket")
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.unread_timeout_s))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody who still works for this client."""
@@ -68,42 +92,51 @@ class Connection(HttpToolsProtocol):
             if len(self._ahead) > MAX_AHEAD_BYTES:
                 self._drop_what_is_ahead()
             return
+        if not self._is_answering:
+            self._start_timer()
+        place, num_begun = self._place, self._num_begun
         super().data_received(data)
         if self.pipeline:
             # uvicorn stops reading here, and nobody would see the connection end
             self.flow.resume_reading()
-        if self._is_in_head:
+        # a read that holds the end of another message says nothing about the length of the head that follows it
+        is_all_head = self._num_begun == num_begun + (place == "between") and place != "body"
+        if self._place == "head" and is_all_head and not self.transport.is_closing():
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
         """A head begins."""
         super().on_message_begin()
-        self._is_in_head, self._head_bytes = True, 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close)
+        self._place, self._head_bytes = "head", 0
+        self._num_begun += 1
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
-        """A head is complete. Raises _HeadTooLarge, which ends the connection."""
+        """A head is complete. Raises what ends the connection."""
         self._stop_timer()
         self._head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise _HeadTooLarge
-        self._is_in_head = False
+        self._why = self._doubt()
+        if self._why or self._head_bytes > MAX_HEAD_BYTES:
+            raise _Refused
+        self._place = "body"
         super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers to bytes that are no HTTP; 431 where there are just too many of them."""
-        if self._head_bytes <= MAX_HEAD_BYTES:
-            super().send_400_response(msg)
-            return
-        head = (
-            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(_HEAD_TOO_LARGE)
-        )
-        self.transport.write(head + _HEAD_TOO_LARGE)
-        self._close()
+    def on_message_complete(self) -> None:
+        """A request is complete."""
+        super().on_message_complete()
+        self._place = "between"
+
+    def send_400_response(self, _msg: str) -> None:
+        """What is answered to bytes that are no HTTP, or too many: nothing, where an answer is out or under way."""
+        running, is_in_body = self._running, self._place == "body"
+        if self._is_answering and not (is_in_body and running.more_body):
+            self._drop_what_is_ahead()  # the request before it is whole, and its answer comes first
+        elif is_in_body and running is not None and running.response_started:
+            self._close()  # the rest of a body whose answer needed none of it
+        else:
+            self._refuse(431 if self._head_bytes > MAX_HEAD_BYTES else 400)
 
     def on_response_complete(self) -> None:
         """Begin the next request that waits, or read what was sent ahead."""
@@ -111,9 +144,29 @@ class Connection(HttpToolsProtocol):
         if self._ahead and not self.pipeline:
             self.loop.call_soon(self._catch_up)
 
+    @property
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _doubt(self) -> bytes:
+        """Why another reader of the same bytes might see another request in them; empty where none would."""
+        version = self.parser.get_http_version()
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.1", "1.0"):
+            return b"only HTTP/1.1 and HTTP/1.0 are spoken here"
+        if codings and (codings != [b"chunked"] or version == "1.0"):
+            return b"transfer-encoding: only chunked is read, and only in HTTP/1.1"
+        has_body = any(name in _OF_BODIES and value != b"0" for name, value in self.headers)
+        # the parser would take the body for another protocol, and what comes after it for another request
+        return _NO_UPGRADES if has_body and self.parser.should_upgrade() else b""
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it hadn't asked; what follows it isn't HTTP, or not for certain."""
+        self._drop_what_is_ahead()
 
     def _catch_up(self) -> None:
         if self.transport.is_closing() or self.pipeline:
@@ -126,11 +179,43 @@ class Connection(HttpToolsProtocol):
         self._ignores_more = True
         self.pipeline.clear()
         self._ahead.clear()
+        self._stop_timer()
+        self.flow.resume_reading()  # or nobody would see the connection end
         if self._running is not None:
             self._running.keep_alive = False
+        if not self._is_answering:
+            self._close()
+
+    def _refuse(self, status: int) -> None:
+        """The only answers that aren't given by `routes.py`, with the same headers and in the same form."""
+        phrase, code, message = _STATUSES[status]
+        body = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"%s"}}' % (
+            self._why or message,
+            code,
+        )
+        request_id = f"req_{secrets.token_hex(12)}".encode()
+        head = (
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\n"
+            b"connection: close\r\n\r\n" % (status, phrase, len(body), request_id)
+        )
+        self.transport.write(head + body)
+        self._close()
+
+    def _end_waiting(self) -> None:
+        self._head_timer = None
+        if self._is_answering:
+            self._drop_what_is_ahead()
+        elif self._place == "head":
+            self._refuse(408)
+        else:
+            self._close()
 
     def _close(self) -> None:
         self.transport.close()
+
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_timeout_s, self._end_waiting)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
