@@ -35,10 +35,11 @@ from hitsend.core.errors import (
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Breaker, Outcome, RetryBudget
+from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.openai_wire import ChunkReader, encode_body
 from hitsend.serve.engine.protocol import EngineEvent, EngineState, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
-from hitsend.serve.engine.upstream import LineFailed, UpstreamAnswer, UpstreamLine
+from hitsend.serve.engine.upstream import UpstreamAnswer, UpstreamLine
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings import UpstreamSettings
 
