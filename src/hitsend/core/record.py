@@ -6,7 +6,9 @@ events beyond `max_steps` are counted and keep feeding the segments, but are not
 captured. Next: `serve/pipeline.py`, which records.
 """
 
-from typing import Any
+from functools import cache
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -152,6 +154,14 @@ class Flight:
 
     def snapshot(self) -> dict[str, Any]:
         """The record as JSON values: DESIGN's shape, with `events[].at_ms` counted from arrival."""
+        shown: dict[str, Any] = msgspec.to_builtins(self._whole())
+        return shown
+
+    def encode(self) -> bytes:
+        """`snapshot` as JSON, without making every value anew in between."""
+        return msgspec.json.encode(self._whole())
+
+    def _whole(self) -> dict[str, Any]:
         segments = [{"name": name, "ms": round(ms, 4)} for name, ms in self.segments().items()]
         record: dict[str, Any] = {
             "request_id": self.request_id,
@@ -161,7 +171,7 @@ class Flight:
             "received_at": self.received_wall,
             "wall_ms": round(self.wall_ms, 4),
             "segments": segments,
-            "events": sorted((self._event_json(*kept) for kept in self._events), key=lambda shown: shown["at_ms"]),
+            "events": sorted([self._event_json(at, event) for at, event in self._events], key=itemgetter("at_ms")),
             "steps_dropped": self._steps_dropped,
             "usage": msgspec.to_builtins(self.usage) | {"total_tokens": self.usage.total_tokens},
             "cost_microusd": self.cost_microusd,
@@ -185,18 +195,13 @@ class Flight:
         return record
 
     def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
-        kind = type(event)
-        built: dict[str, Any] = {"type": kind.__struct_config__.tag, "at_ms": 0.0}
-        happened = at
-        for name in kind.__struct_fields__:
-            value = getattr(event, name)
-            if name in ("at", "ended_at"):
-                happened = value
-            if name in ("started_at", "ended_at"):
-                built[_IN_MS[name]] = self._ms(value)
-            elif name != "at":
-                built[name] = value if type(value) in _PLAIN else msgspec.to_builtins(value)
-        built["at_ms"] = self._ms(happened)
+        shape = _shape_of(type(event))
+        built: dict[str, Any] = {"type": shape.tag, "at_ms": 0.0}
+        for name in shape.plain:
+            built[name] = getattr(event, name)
+        for name, shown in shape.instants:
+            built[shown] = self._ms(getattr(event, name))
+        built["at_ms"] = self._ms(at if shape.happened is None else getattr(event, shape.happened))
         return built
 
     def _ms(self, at: float) -> float:
@@ -205,14 +210,14 @@ class Flight:
     def _last(self, kind: type[ev.Event], field: str) -> Any:
         for _, event in reversed(self._events):
             if isinstance(event, kind):
-                return msgspec.to_builtins(getattr(event, field))
+                return getattr(event, field)
         return None
 
-    def _limits(self) -> list[dict[str, Any]]:
-        checks: list[dict[str, Any]] = []
+    def _limits(self) -> list[Any]:
+        checks: list[Any] = []
         for _, event in self._events:
-            if isinstance(event, ev.Parsed | ev.Fitted | ev.LimitsChecked):
-                checks.extend(msgspec.to_builtins(event.limits))
+            if isinstance(event, _WITH_LIMITS):
+                checks += event.limits
         return checks
 
     def _cells(self) -> dict[str, int | None]:
@@ -315,7 +320,27 @@ class Flight:
 
 
 _IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_WITH_LIMITS = (ev.Parsed, ev.Fitted, ev.LimitsChecked)
+
+
+class _Shape(NamedTuple):
+    """How one kind of event is shown. `happened`: the field that says when, where it isn't when it was recorded."""
+
+    tag: str
+    plain: tuple[str, ...]
+    instants: tuple[tuple[str, str], ...]
+    happened: str | None
+
+
+@cache
+def _shape_of(kind: type[ev.Event]) -> _Shape:
+    names = kind.__struct_fields__
+    return _Shape(
+        str(kind.__struct_config__.tag),
+        tuple(name for name in names if name != "at" and name not in _IN_MS),
+        tuple((name, _IN_MS[name]) for name in names if name in _IN_MS),
+        next((name for name in ("ended_at", "at") if name in names), None),
+    )
 
 
 def _segment(step: ev.Step) -> str:

@@ -8,8 +8,6 @@ open flight can be looked at any time. Next: `api/`.
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
 from hitsend.core.record import Flight
@@ -51,7 +49,7 @@ class Flights:
         """Stop its clock, store it, count it."""
         flight.close()
         self._open.pop(flight.request_id, None)
-        self._store.put(summary(flight), msgspec.json.encode(flight.snapshot()))
+        self._store.put(summary(flight), flight.encode())
         ended = figures(flight)
         self._metrics.observe_request(ended)
         self._also(ended)
@@ -65,7 +63,7 @@ class Flights:
         """A record's JSON: of an open flight as it stands, of a closed one from the store."""
         flight = self._open.get(request_id)
         if flight is not None:
-            return msgspec.json.encode(flight.snapshot())
+            return flight.encode()
         return await self._store.get(request_id)
 
     async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:

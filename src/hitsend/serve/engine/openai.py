@@ -35,10 +35,11 @@ from hitsend.core.errors import (
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Breaker, Outcome, RetryBudget
+from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.openai_wire import ChunkReader, encode_body
 from hitsend.serve.engine.protocol import EngineEvent, EngineState, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
-from hitsend.serve.engine.upstream import LineFailed, UpstreamAnswer, UpstreamLine
+from hitsend.serve.engine.upstream import UpstreamAnswer, UpstreamLine
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings import UpstreamSettings
 
@@ -76,6 +77,7 @@ class OpenAIEngine:
         self._on_tokens = on_tokens
         self._running: set[OpenAIGeneration] = set()
         self._is_stopping = False
+        self._facts = _facts_of(settings)
 
     @property
     def name(self) -> str:
@@ -85,22 +87,7 @@ class OpenAIEngine:
     @property
     def facts(self) -> EngineFacts:
         """What the settings say; it has no cells."""
-        return EngineFacts(
-            model=self.settings.name,
-            architecture="upstream",
-            library=self.settings.kind,
-            vocab_size=0,
-            context_train=self.settings.context,
-            num_slots=self.settings.max_concurrent,
-            num_cells=0,
-            cells_per_slot=self.settings.context,
-            kv_mode="none",
-            kv_bytes_per_cell=0,
-            state_bytes_per_slot=0,
-            weights_bytes=0,
-            num_threads=0,
-            is_hybrid=False,
-        )
+        return self._facts
 
     async def start(self) -> None:
         """Get ready. Connects to nothing: an upstream that is away now may be back when it is asked."""
@@ -309,6 +296,25 @@ class OpenAIGeneration:
             return
         self._error = error
         self._end("failed")
+
+
+def _facts_of(settings: UpstreamSettings) -> EngineFacts:
+    return EngineFacts(
+        model=settings.name,
+        architecture="upstream",
+        library=settings.kind,
+        vocab_size=0,
+        context_train=settings.context,
+        num_slots=settings.max_concurrent,
+        num_cells=0,
+        cells_per_slot=settings.context,
+        kv_mode="none",
+        kv_bytes_per_cell=0,
+        state_bytes_per_slot=0,
+        weights_bytes=0,
+        num_threads=0,
+        is_hybrid=False,
+    )
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

@@ -20,7 +20,8 @@ from hitsend.core.errors import (
     ServeError,
 )
 from hitsend.serve.engine.breaker import Outcome
-from hitsend.serve.engine.upstream import LineFailed, UpstreamAnswer
+from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.upstream import UpstreamAnswer
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The line to an upstream: HTTP as a client. The only file of the server that knows aiohttp.
+"""The line to an upstream: connections that are kept, and the requests that go over them.
 
 Enters: a body to post. Leaves: an `UpstreamAnswer` whose bytes are read as they come. Always true: the address comes
 from the settings alone and is never left (no redirects, no proxies from the environment, no cookies); the key is sent
@@ -6,35 +6,28 @@ there and to nobody else, and is in no message of an error; nothing of the calle
 answer closes its connection unless it was read to its end. Next: `openai.py`.
 """
 
+import asyncio
+import ssl
+from collections import deque
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.http1 import LineFailed, Wire
 
-MAX_CONNECTIONS = 4096
 KEPT_ALIVE_S = 4.0
 """Shorter than what servers grant (uvicorn: 5 s), so that a connection is rarely closed just when it is used again."""
 MAX_REFUSAL_BYTES = 64 * 1024
-_READ_BYTES = 256 * 1024
-
-
-class LineFailed(Exception):
-    """No answer, or no end of it. `is_unanswered`: not one byte had come; `is_timeout`: it was silent for too long."""
-
-    def __init__(self, what: str, *, is_unanswered: bool = False, is_timeout: bool = False) -> None:
-        super().__init__(what)
-        self.is_unanswered = is_unanswered
-        self.is_timeout = is_timeout
 
 
 class UpstreamAnswer:
     """A response whose head is there."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.headers = response.headers
+    def __init__(self, wire: Wire, line: "UpstreamLine") -> None:
+        self._wire = wire
+        self._line = line
+        self._is_closed = False
+        self.status = wire.status
+        self.headers = wire.headers
 
     @property
     def content_type(self) -> str:
@@ -43,12 +36,7 @@ class UpstreamAnswer:
 
     async def read(self) -> bytes:
         """Whatever has come since the last time, b"" at the end. Raises LineFailed."""
-        try:
-            return await self._response.content.readany()
-        except TimeoutError as error:
-            raise LineFailed("the upstream fell silent", is_timeout=True) from error
-        except aiohttp.ClientError as error:
-            raise LineFailed("the upstream's connection broke") from error
+        return b"" if self._is_closed else await self._wire.read()
 
     async def read_refusal(self) -> bytes:
         """A body of bounded size, as far as it comes; never fails."""
@@ -62,58 +50,96 @@ class UpstreamAnswer:
 
     def close(self) -> None:
         """Let go. What was read to its end gives its connection back, else the connection is closed at once."""
-        if self._response.content.is_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._line.give_back(self._wire)
 
 
 class UpstreamLine:
     """Connections to one address. `key` becomes a bearer token."""
 
     def __init__(self, base_url: str, key: str | None, *, connect_timeout_s: float, stall_timeout_s: float) -> None:
-        self._url = _checked(base_url)
-        headers = {"content-type": "application/json", "accept": "text/event-stream", "accept-encoding": "identity"}
-        if key is not None:
-            headers["authorization"] = f"Bearer {key}"
-        self._headers = headers
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stall_timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        url = urlsplit(_checked(base_url))
+        self._host = url.hostname or ""
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._is_secret = url.scheme == "https"
+        self._tls: ssl.SSLContext | None = None
+        authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
+        self._path = url.path
+        self._head = (
+            f"host: {url.netloc}\r\nuser-agent: hitsend\r\n{authorization}content-type: application/json\r\n"
+            "accept: text/event-stream\r\naccept-encoding: identity\r\ncontent-length: "
+        )
+        self._connect_timeout_s = connect_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._idle: deque[Wire] = deque()
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     def start(self) -> None:
-        """Needs a running event loop. Connects to nothing yet."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEPT_ALIVE_S),
-            headers=self._headers,
-            timeout=self._timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=_READ_BYTES,
-        )
+        """Get ready. Connects to nothing yet."""
+        if self._is_secret:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
 
     async def stop(self) -> None:
-        """Close all connections. Safe to call twice."""
-        if self._session is not None:
-            await self._session.close()
+        """Close what nobody uses, and from now on what is given back. Safe to call twice."""
+        self._is_stopped = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        while self._idle:
+            self._idle.pop().close()
 
     async def post(self, path: str, body: bytes) -> UpstreamAnswer:
         """Send, and wait for the answer's head. Raises LineFailed. Cancelling it closes the connection."""
-        assert self._session is not None
+        wire = self._kept() or await self._connect()
         try:
-            response = await self._session.post(f"{self._url}/{path}", data=body, allow_redirects=False)
+            await wire.post(f"POST {self._path}/{path} HTTP/1.1\r\n{self._head}{len(body)}\r\n\r\n".encode() + body)
+        except BaseException:
+            wire.close()
+            raise
+        return UpstreamAnswer(wire, self)
+
+    def give_back(self, wire: Wire) -> None:
+        """Keep it for the next request, if it can have one."""
+        if self._is_stopped or not wire.may_be_used_again:
+            wire.close()
+            return
+        loop = asyncio.get_running_loop()
+        wire.idle_since = loop.time()
+        self._idle.append(wire)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(KEPT_ALIVE_S, self._sweep)
+
+    def _kept(self) -> Wire | None:
+        """The one that was used last."""
+        oldest = asyncio.get_running_loop().time() - KEPT_ALIVE_S
+        while self._idle:
+            wire = self._idle.pop()
+            if wire.may_be_used_again and wire.idle_since > oldest:
+                return wire
+            wire.close()
+        return None
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._idle and self._idle[0].idle_since <= loop.time() - KEPT_ALIVE_S:
+            self._idle.popleft().close()
+        self._sweeping = loop.call_later(KEPT_ALIVE_S, self._sweep) if self._idle else None
+
+    async def _connect(self) -> Wire:
+        loop, name = asyncio.get_running_loop(), self._host if self._tls is not None else None
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, wire = await loop.create_connection(
+                    lambda: Wire(self._stall_timeout_s), self._host, self._port, ssl=self._tls, server_hostname=name
+                )
         except TimeoutError as error:
-            is_connecting = isinstance(error, aiohttp.ConnectionTimeoutError)
-            raise LineFailed(
-                "the upstream could not be reached in time" if is_connecting else "the upstream did not answer in time",
-                is_unanswered=is_connecting,
-                is_timeout=True,
-            ) from error
-        except aiohttp.ClientConnectorError as error:
+            text = "the upstream could not be reached in time"
+            raise LineFailed(text, is_unanswered=True, is_timeout=True) from error
+        except OSError as error:
             raise LineFailed("the upstream can't be reached", is_unanswered=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise LineFailed("the upstream closed the connection without an answer", is_unanswered=True) from error
-        return UpstreamAnswer(response)
+        return wire
 
 
 def _checked(base_url: str) -> str:
