@@ -6,13 +6,10 @@ way round); it listens only when everything can serve. Next: `pipeline.py`.
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
-import signal
-import socket
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 import uvloop
 
 from hitsend.core.clock import SystemClock
-from hitsend.core.errors import ConfigError
-from hitsend.serve.access.auth import Authenticator, is_loopback
+from hitsend.serve.access.auth import Authenticator
 from hitsend.serve.access.issuers import tokens_of
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.principals import PrincipalStore
+from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
@@ -41,15 +37,16 @@ from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import ModelFile, resolve
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
+from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import markup
 from hitsend.serve.pipeline import Stages, run
-from hitsend.serve.stream.connection import Connection
 from hitsend.serve.usage.ledger import Ledger
-from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics, Observer
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.records import RecordStore
 from hitsend.serve.usage.report import Spending
@@ -57,9 +54,6 @@ from hitsend.serve.usage.responses import ResponseStore
 from hitsend.settings import Loaded, Settings
 
 logger = logging.getLogger(__name__)
-
-SETTLE_S = 10.0
-"""How long requests that were cut off by a stop may take to let go of the engine and to be settled."""
 
 
 def serve(loaded: Loaded) -> None:
@@ -70,11 +64,11 @@ def serve(loaded: Loaded) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    with _listen(settings.server.host, settings.server.port) as listening:
+    with listen(settings.server.host, settings.server.port) as listening:
         async with built(settings) as services:
-            _check_exposure(services)
-            server = _Announcing(_uvicorn_config(Routes(services), settings), partial(_announce, services, listening))
-            await server.serve(sockets=[listening])
+            check_exposure(services)
+            announced = partial(announce, services.models()[0].id, url_of(listening))
+            await server_of(Routes(services), settings, announced).serve(sockets=[listening])
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -86,27 +80,38 @@ class Running(msgspec.Struct, frozen=True):
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncGenerator[Running]:
     """A server in this process, on a free loopback port, for the length of the block. Leaves signals alone."""
-    with _listen("127.0.0.1", 0) as listening:
+    with listen("127.0.0.1", 0) as listening:
         async with built(settings) as services:
             started = asyncio.Event()
-            server = _Announcing(_uvicorn_config(Routes(services), settings), started.set, takes_signals=False)
+            server = server_of(Routes(services), settings, started.set, takes_signals=False)
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             try:
                 await started.wait()
-                yield Running(_url(listening))
+                yield Running(url_of(listening))
             finally:
                 server.should_exit = True
                 await serving
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """What a gateway process doesn't have for itself, but from the process above it."""
+
+    line: EngineLine
+    quota: Quota
+    observer: Observer
+
+
 @asynccontextmanager
-async def built(settings: Settings) -> AsyncGenerator[Services]:
-    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError."""
+async def built(settings: Settings, shared: Shared | None = None) -> AsyncGenerator[Services]:
+    """Every part, started; stopped in the reverse order at the end of the block. Raises ConfigError.
+
+    With `shared`, this is one of several gateway processes.
+    """
     clock = SystemClock()
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stores = await _open_stores(settings, clock, stack)
-        found = await asyncio.to_thread(_find_model, settings)
+        found = await asyncio.to_thread(find_model, settings)
         text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
         stack.push_async_callback(text.stop)
         engine = EmbeddedEngine(
@@ -115,7 +120,8 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             clock,
             model=found.name,
             pause_tokens=settings.stream.pause_tokens,
-            on_step=metrics.observe_step,
+            on_step=metrics.observe_step if shared is None else lambda _: None,
+            line=shared.line if shared is not None else None,
         )
         stack.push_async_callback(engine.stop)
         embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
@@ -129,13 +135,14 @@ async def built(settings: Settings) -> AsyncGenerator[Services]:
             engines={found.name: engine},
             prices=PriceBook(settings.prices),
             ledger=stores.ledger,
-            quota=stores.quota,
+            quota=shared.quota if shared is not None else stores.quota,
             wait_timeout_s=settings.engine.wait_timeout_s,
             formats=(formats := resolve_formats(_names(found, text, engine), text.facts, settings.models)),
             markup=markup(text.vocabulary, formats.tool, formats.reasoning),
         )
         rates = Rates()
-        flights = Flights(stores.records, metrics, clock, settings.record, rates.observe)
+        observer = shared.observer if shared is not None else metrics
+        flights = Flights(stores.records, observer, clock, settings.record, rates.observe)
         watch = _Watch(settings, stages, engine=engine, stores=stores, metrics=metrics)
         embedding = EmbeddingStages(clock, embedder, stages.prices, stages.ledger, stages.quota)
         yield _services(settings, stages, stores, flights=flights, watch=watch, embedding=embedding, rates=rates)
@@ -176,7 +183,7 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
     return _Stores(writer, records, ledger, auth, responses, admin, MemoryQuota(clock, Spending(database)))
 
 
-def _find_model(settings: Settings) -> ModelFile:
+def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
     found = resolve(settings.engine.model, _models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
@@ -269,6 +276,7 @@ class _Watch:
         engine |= {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
         quota = self._stores.quota
         shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open, "quota_holds_open": quota.num_open}
+        shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
         return shown | {"levels_kept": quota.num_levels, "engine": engine}
 
     def health(self) -> Health:
@@ -286,91 +294,3 @@ class _Watch:
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         return CONTENT_TYPE, self.metrics.render()
-
-
-def _check_exposure(services: Services) -> None:
-    host = services.server.host
-    if not services.auth.are_keys_required and not (is_loopback(host) or host == "localhost"):
-        raise ConfigError(
-            f"server.host is {host}, but no API key exists: without keys only this machine may be served "
-            "(127.0.0.1); make one with `hitsend keys create --name NAME`"
-        )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, bound before anything slow starts, so that a taken port is known at once."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-    except OSError as error:
-        raise ConfigError(f"server.host, server.port: can't listen on {host}:{port} ({error.strerror})") from error
-    return listening
-
-
-def _uvicorn_config(routes: Routes, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        routes,
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, int(settings.server.drain_s)),
-    )
-
-
-class _Announcing(uvicorn.Server):
-    """uvicorn's server, which says when it listens, and leaves signals alone where it is a guest."""
-
-    def __init__(self, config: uvicorn.Config, on_started: Any, *, takes_signals: bool = True) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-        self._takes_signals = takes_signals
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
-        await super().startup(sockets)
-        self._on_started()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests end for `drain_s`, cancel the others, and wait until those are settled too."""
-        await super().shutdown(sockets)
-        if self.server_state.tasks:
-            await asyncio.wait(set(self.server_state.tasks), timeout=SETTLE_S)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """SIGINT and SIGTERM end a server of its own process only.
-
-        uvicorn raises a captured signal again when it is done, which would end the process before anything is stopped.
-        """
-        if not self._takes_signals:
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _announce(services: Services, listening: socket.socket) -> None:
-    url = _url(listening)
-    model = services.models()[0].id
-    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"Say hello."}}]}}'
-    lines = (
-        f"hitsend is ready: {model} at {url}",
-        f"  try:  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        f"  page: {url}/",
-    )
-    print(*lines, sep="\n", flush=True)  # noqa: T201  # what `hitsend serve` says to the person who started it

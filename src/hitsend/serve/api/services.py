@@ -5,7 +5,7 @@ every route with a few lines of fakes. Next: `routes.py`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -21,6 +21,7 @@ from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
+GatherFor = Literal["state", "metrics"]
 Answer = AsyncGenerator[Started | Delta | Completed, None]
 
 
@@ -156,12 +157,17 @@ class PageFile(msgspec.Struct, frozen=True):
     body: bytes
 
 
+async def _nothing_to_gather(_what: GatherFor) -> None:
+    """One process knows everything by itself."""
+
+
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP. `suited`: the
     request as this model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any
-    request; it only looks, and never waits.
+    request; it only looks, and never waits. `gather` is awaited before `state` and `render_metrics` are asked: it
+    brings in what other processes have of their figures.
     """
 
     clock: Clock
@@ -186,3 +192,4 @@ class Services(msgspec.Struct, frozen=True):
     responses: StoredResponses | None
     admin: Administration | None = None
     shed: Callable[[tuple[Level, ...]], None] = lambda _: None
+    gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather

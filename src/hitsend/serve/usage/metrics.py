@@ -89,6 +89,18 @@ class EngineFigures(Protocol):
     def progress_age_s(self) -> float: ...  # noqa: D102
 
 
+class Observer(Protocol):
+    """Who counts what requests did: `Metrics`, or the way to the process that has them."""
+
+    def observe_request(self, figures: RequestFigures) -> None:
+        """Count a request that has ended. Call once per request."""
+        ...
+
+    def observe_http(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        ...
+
+
 class _Bounded:
     """The first `limit` values stay themselves, later ones become `other`."""
 
