@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.journeys.test_kills import holds, open_stream, rows
+from tests.journeys.test_kills import TALKATIVE, holds, rows
 from tests.served import Served, serving, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -37,6 +37,19 @@ HELLO = [{"role": "user", "content": "Hi"}]
 def served() -> Iterator[Served]:
     with serving(*WORDS) as server:
         yield server
+
+
+def open_stream(served: Served, request_id: str, max_tokens: int = 250) -> Any:
+    """A stream that won't end by itself for a while, read up to its first text."""
+    body = {"model": "smollm2-135m", "messages": HELLO, "stream": True, "max_tokens": max_tokens}
+    raw = json.dumps(body | {"logit_bias": TALKATIVE}).encode()
+    headers = {"content-type": "application/json", "x-request-id": request_id}
+    answer = urllib.request.urlopen(
+        urllib.request.Request(served.url + "/v1/chat/completions", raw, headers), timeout=60
+    )
+    while b'"content":"' not in (line := answer.readline()):
+        assert line, "the stream ended before its first text"
+    return answer
 
 
 def metric(text: str, name: str, **labels: str) -> float:
@@ -112,7 +125,7 @@ def test_a_killed_gateway_is_nobody_elses_loss(served: Served) -> None:
     place."""
     pids = {gateway["pid"] for gateway in served.state()["gateways"]}
     assert len(pids) == NUM
-    streams = {f"mid-{number}": open_stream(served, f"mid-{number}") for number in range(8)}
+    streams = {f"mid-{number}": open_stream(served, f"mid-{number}") for number in range(6)}
     with sqlite3.connect(f"file:{served.data / 'hitsend.sqlite3'}?mode=ro", uri=True) as connection:
         owners = dict(connection.execute("SELECT request_id, owner FROM holds").fetchall())
     by_pid: dict[int, list[str]] = {}
@@ -207,7 +220,7 @@ def test_a_stop_signal_drains_all_processes_before_the_engine(tmp_path: Path) ->
         state = server.state()
         pids = [state["engine"]["pid"], *(gateway["pid"] for gateway in state["gateways"])]
         names = [f"drained-{number}" for number in range(6)]
-        answers = [open_stream(server, name) for name in names]
+        answers = [open_stream(server, name, 900) for name in names]
         server.process.send_signal(signal.SIGTERM)
         for answer in answers:
             frames = [line for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
@@ -225,7 +238,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     with serving(*WORDS, data=tmp_path) as server:
         state = server.state()
         pids = [state["engine"]["pid"], *(gateway["pid"] for gateway in state["gateways"])]
-        answers = [open_stream(server, f"left-{number}") for number in range(4)]
+        answers = [open_stream(server, f"left-{number}", 900) for number in range(4)]
         server.kill()
         for answer in answers:
             assert b"[DONE]" not in answer.read()
@@ -241,6 +254,29 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "no API key exists" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_all_embed_with_one_model(tmp_path: Path) -> None:
+    words = ("--workers", "2", "--set", "engine.num_slots=1", "--set", "engine.context=256")
+    with serving(*words, "--set", "engine.embedding_model=all-minilm-l6-v2", data=tmp_path) as server:
+        before = server.state()["embedder"]
+        seen = []
+        for number in range(12):
+            status, answer, _ = server.post("/v1/embeddings", {"input": [f"text {number % 2}", "a second one"]})
+            assert status == 200, answer
+            seen.append([each["embedding"] for each in answer["data"]])
+        assert all(vectors == seen[number % 2] for number, vectors in enumerate(seen))
+        status, answer, _ = server.post("/v1/embeddings", {"input": "far too long " * 500})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert server.state()["embedder"]["pid"] == before["pid"]
+        os.kill(before["pid"], signal.SIGKILL)
+        after = until(server.state, lambda now: now["embedder"]["is_ready"] and now["embedder"]["restarts"] == 1, 30)
+        assert after["embedder"]["restarts"] == 1
+        statuses = {server.post("/v1/embeddings", {"input": "back?"})[0] for _ in range(6)}
+        assert statuses == {200}
+        assert server.wait_idle()["holds_open"] == 0
+        counts = Counter(row["reason"] for row in rows(tmp_path).values())
+        assert counts == {"stop": 18}
 
 
 def most_at_once(spans: list[tuple[float, float]]) -> int:

@@ -39,6 +39,7 @@ from hitsend.serve.embed import EmbeddingStages, embed, find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import ModelFile, resolve
+from hitsend.serve.engine.protocol import EmbeddingModel
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
@@ -99,6 +100,7 @@ class Shared(msgspec.Struct, frozen=True):
     line: EngineLine
     quota: Quota
     observer: Observer
+    embedder: EmbeddingModel | None
 
 
 @asynccontextmanager
@@ -124,7 +126,7 @@ async def built(settings: Settings, shared: Shared | None = None) -> AsyncGenera
             line=shared.line if shared is not None else None,
         )
         stack.push_async_callback(engine.stop)
-        embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
+        embedder = await asyncio.to_thread(_embedder, settings, shared)
         if embedder is not None:
             stack.push_async_callback(embedder.stop)
         await asyncio.gather(text.start(), engine.start(), *([embedder.start()] if embedder is not None else []))
@@ -185,11 +187,16 @@ async def _open_stores(settings: Settings, clock: SystemClock, stack: AsyncExitS
 
 def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
+    found = resolve(settings.engine.model, models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
 
 
-def _models_dir(settings: Settings) -> Path:
+def _embedder(settings: Settings, shared: Shared | None) -> EmbeddingModel | None:
+    return shared.embedder if shared is not None else find_embedder(settings.engine, models_dir(settings))
+
+
+def models_dir(settings: Settings) -> Path:
+    """Where model files are looked for and put."""
     return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")
 
 

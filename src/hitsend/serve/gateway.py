@@ -20,12 +20,11 @@ from hitsend.core.errors import ConfigError, ServeError
 from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Records, RecordSummary, Services
-from hitsend.serve.app import Shared, built
-from hitsend.serve.hub_words import Failed, Figures, Remember, Serving
+from hitsend.serve.app import built
+from hitsend.serve.hub_words import Failed, Figures, Hello, Remember, Serving
 from hitsend.serve.link import Link
 from hitsend.serve.listener import check_exposure, server_of
 from hitsend.serve.logs import set_up_logs
-from hitsend.settings import Settings
 
 
 def main(arguments: list[str]) -> None:
@@ -37,21 +36,21 @@ def main(arguments: list[str]) -> None:
 
 async def _work(descriptor: int, listening: int) -> None:
     link = await Link.open(descriptor)
-    settings = await link.settings()
-    if settings is None:
+    hello = await link.hello()
+    if hello is None:
         return
-    set_up_logs(settings.log)
+    set_up_logs(hello.settings.log)
     try:
         with socket.socket(fileno=listening) as opened:
-            await _serve(link, settings, opened)
+            await _serve(link, hello, opened)
     except (ConfigError, ServeError) as error:
         link.tell(Failed(str(error)))
         await asyncio.sleep(0)
 
 
-async def _serve(link: Link, settings: Settings, listening: socket.socket) -> None:
-    shared = Shared(link.line(settings, SystemClock()), link.quota, link)
-    async with built(settings, shared) as own:
+async def _serve(link: Link, hello: Hello, listening: socket.socket) -> None:
+    settings = hello.settings
+    async with built(settings, link.shared(hello, SystemClock())) as own:
         check_exposure(own)
         services = joined(own, link)
         ids = RequestIds(on_given=lambda request_id: link.tell(Remember(request_id)))

@@ -22,9 +22,12 @@ from hitsend.serve.access.shared import QuotaDesk
 from hitsend.serve.child import Child, ChildGone
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.engine.shared import SharedEngine
+from hitsend.serve.engine.shared_embedder import EmbedderDesk
 from hitsend.serve.hub_words import (
+    EMBEDDER,
     ENGINE,
     HOUSE,
     QUOTA,
@@ -62,12 +65,15 @@ class Hub:
         engine: EmbeddedEngine,
         shared: SharedEngine,
         quota: MemoryQuota,
+        embedding: EmbedderDesk | None,
+        *,
         metrics: Metrics,
         on_word: Callable[[int, Serving | Failed], None],
     ) -> None:
         self.engine = engine
         self._shared = shared
         self._quota = quota
+        self._embedding = embedding
         self._desk = QuotaDesk(quota)
         self._metrics = metrics
         self._on_word = on_word
@@ -82,12 +88,16 @@ class Hub:
         self._children[gateway] = child
         self._shared.join(gateway, partial(self._send, gateway, ENGINE))
         self._desk.join(gateway, partial(self._send, gateway, QUOTA))
+        if self._embedding is not None:
+            self._embedding.join(gateway, partial(self._send, gateway, EMBEDDER))
 
     def leave(self, gateway: int) -> None:
         """Its process is gone."""
         self._children.pop(gateway, None)
         self._shared.leave(gateway)
         self._desk.leave(gateway)
+        if self._embedding is not None:
+            self._embedding.leave(gateway)
         for (_, asked), future in self._asked.items():
             if asked == gateway and not future.done():
                 future.set_result(None)
@@ -100,12 +110,23 @@ class Hub:
                 self._shared.receive(gateway, rest)
             elif channel == QUOTA:
                 self._desk.receive(gateway, rest)
+            elif channel == EMBEDDER and self._embedding is not None:
+                self._embedding.receive(gateway, rest)
             else:
                 self._heard(gateway, from_gateway.decode(rest))
         except (msgspec.ValidationError, msgspec.DecodeError, struct.error):
             logger.exception("gateway %d sent something that is no message", gateway)
             if gateway in self._children:
                 self._children[gateway].kill()
+
+    async def start(self) -> None:
+        """Load the models. Raises ConfigError or EngineUnavailable."""
+        await asyncio.gather(self.engine.start(), *([self._embedding.start()] if self._embedding is not None else []))
+
+    @property
+    def embedding_model(self) -> str | None:
+        """Its served name, if there is one."""
+        return self._embedding.embedder.model if self._embedding is not None else None
 
     def tell(self, gateway: int, word: ToGateway) -> None:
         """Say something to one of them."""
@@ -150,9 +171,17 @@ class Hub:
         found = await self._ask(tuple(self._children), AskFigures)
         figures = tuple(each for each in found if isinstance(each, Figures))
         body = self._render(figures) if asked.wants_metrics else None
-        levels = self._quota.num_levels
         self.tell(
-            gateway, Totals(asked.number, self.engine.state(), figures, self._quota.num_open, levels, metrics=body)
+            gateway,
+            Totals(
+                number=asked.number,
+                engine=self.engine.state(),
+                gateways=figures,
+                quota_holds_open=self._quota.num_open,
+                levels_kept=self._quota.num_levels,
+                embedder=self._embedding.embedder.state() if self._embedding is not None else None,
+                metrics=body,
+            ),
         )
 
     def _render(self, figures: tuple[Figures, ...]) -> bytes:
@@ -189,9 +218,9 @@ class Hub:
 
 @asynccontextmanager
 async def hub_of(
-    settings: Settings, found: ModelFile, on_word: Callable[[int, Serving | Failed], None]
+    settings: Settings, found: ModelFile, embedder: Embedder | None, on_word: Callable[[int, Serving | Failed], None]
 ) -> AsyncGenerator[Hub]:
-    """A hub with its engine, which is not started yet; stopped at the end of the block. Raises ConfigError."""
+    """A hub with its engine, not started yet; stopped at the end of the block. Raises ConfigError."""
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
@@ -205,10 +234,13 @@ async def hub_of(
         on_step=metrics.observe_step,
         line=shared,
     )
-    hub = Hub(engine, shared, MemoryQuota(clock, Spending(database)), metrics, on_word)
+    embedding = EmbedderDesk(embedder) if embedder is not None else None
+    hub = Hub(engine, shared, MemoryQuota(clock, Spending(database)), embedding, metrics=metrics, on_word=on_word)
     try:
         yield hub
     finally:
         await hub.stop()
         await engine.stop()
+        if embedding is not None:
+            await embedding.stop()
         await database.close()

@@ -2,8 +2,10 @@
 
 Enters: nothing. Leaves: structs, their codecs, and the channel that a frame's first byte names. Always true: every
 struct is tagged and typed, no pickle anywhere; the engine's and the quota's words are their own (`engine/shared.py`,
-`access/shared.py`) and pass through here unread. Next: `hub.py`.
+`engine/shared_embedder.py`, `access/shared.py`) and pass through here unread. Next: `hub.py`.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -11,7 +13,7 @@ from hitsend.serve.engine.protocol import EngineState
 from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.settings import Settings
 
-ENGINE, QUOTA, HOUSE = b"e", b"q", b"h"
+ENGINE, QUOTA, EMBEDDER, HOUSE = b"e", b"q", b"m", b"h"
 """Channels: one byte in front of every message."""
 
 
@@ -19,6 +21,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The first word to a gateway."""
 
     settings: Settings
+    embedding_model: str | None
 
 
 class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
@@ -48,6 +51,7 @@ class Totals(msgspec.Struct, frozen=True, tag="totals"):
     gateways: "tuple[Figures, ...]"
     quota_holds_open: int
     levels_kept: int
+    embedder: dict[str, Any] | None
     metrics: bytes | None
 
 

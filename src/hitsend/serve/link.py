@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -19,9 +20,12 @@ from hitsend.core.errors import StorageFailed
 from hitsend.core.frames import frame
 from hitsend.serve.access.shared import RemoteQuota
 from hitsend.serve.api.services import GatherFor
+from hitsend.serve.app import Shared
 from hitsend.serve.child import Line
 from hitsend.serve.engine.shared import RemoteLine
+from hitsend.serve.engine.shared_embedder import RemoteEmbedder
 from hitsend.serve.hub_words import (
+    EMBEDDER,
     ENGINE,
     HOUSE,
     QUOTA,
@@ -40,7 +44,6 @@ from hitsend.serve.hub_words import (
     to_gateway,
 )
 from hitsend.serve.usage.metrics import CONTENT_TYPE, RequestFigures
-from hitsend.settings import Settings
 
 
 class Answers(Protocol):
@@ -63,10 +66,11 @@ class Link:
         self.on_remember: Callable[[str], None] = lambda _: None
         self.answers: Answers | None = None
         self._transport: asyncio.WriteTransport | None = None
-        self._hello: asyncio.Future[Settings | None] = asyncio.get_running_loop().create_future()
+        self._hello: asyncio.Future[Hello | None] = asyncio.get_running_loop().create_future()
         self._line: RemoteLine | None = None
+        self._embedder: RemoteEmbedder | None = None
         self._early: list[bytes] = []
-        self._quota = RemoteQuota(lambda body: self._send(QUOTA, body))
+        self._quota = RemoteQuota(partial(self._send, QUOTA))
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Totals | Record]] = {}
         self._totals: Totals | None = None
@@ -83,22 +87,21 @@ class Link:
         )
         return link
 
-    async def settings(self) -> Settings | None:
+    async def hello(self) -> Hello | None:
         """The first word; None when the supervisor is gone already."""
         return await self._hello
 
-    def line(self, settings: Settings, clock: Clock) -> RemoteLine:
-        """The way to the engine's child. Call once."""
-        self._line = RemoteLine(settings.engine, clock, lambda body: self._send(ENGINE, body))
+    def shared(self, hello: Hello, clock: Clock) -> Shared:
+        """What this process has from the supervisor. Call once."""
+        settings = hello.settings.engine
+        self._line = RemoteLine(settings, clock, partial(self._send, ENGINE))
+        if hello.embedding_model is not None:
+            timeout_s = settings.start_timeout_s
+            self._embedder = RemoteEmbedder(hello.embedding_model, timeout_s, partial(self._send, EMBEDDER))
         early, self._early = self._early, []
         for body in early:
-            self._line.receive(body)
-        return self._line
-
-    @property
-    def quota(self) -> RemoteQuota:
-        """The counters of the limits."""
-        return self._quota
+            self._receive(body)
+        return Shared(self._line, self._quota, self, self._embedder)
 
     def tell(self, word: FromGateway) -> None:
         """Say something; nobody hears it when the supervisor is gone."""
@@ -130,6 +133,7 @@ class Link:
         shown |= {"writes_waiting": sum(each.backlog for each in totals.gateways)}
         shown |= {"records_dropped": sum(each.records_dropped for each in totals.gateways)}
         shown |= {"quota_holds_open": totals.quota_holds_open, "levels_kept": totals.levels_kept}
+        shown |= {"embedder": totals.embedder} if totals.embedder is not None else {}
         return own | shown | {"engine": own["engine"] | engine}
 
     def metrics(self) -> tuple[str, bytes]:
@@ -159,11 +163,12 @@ class Link:
 
     def _receive(self, body: bytes) -> None:
         channel, rest = body[:1], body[1:]
-        if channel == ENGINE:
-            if self._line is None:
-                self._early.append(rest)
-            else:
-                self._line.receive(rest)
+        if channel in (ENGINE, EMBEDDER) and self._line is None:
+            self._early.append(body)
+        elif channel == ENGINE and self._line is not None:
+            self._line.receive(rest)
+        elif channel == EMBEDDER and self._embedder is not None:
+            self._embedder.receive(rest)
         elif channel == QUOTA:
             self._quota.receive(rest)
         else:
@@ -171,7 +176,7 @@ class Link:
 
     def _heard(self, word: Any) -> None:
         if isinstance(word, Hello):
-            self._hello.set_result(word.settings)
+            self._hello.set_result(word)
         elif isinstance(word, AskFigures):
             answers = self.answers
             self.tell(answers.figures(word.number) if answers else Figures(word.number, os.getpid(), 0, 0, 0))
@@ -201,6 +206,8 @@ class Link:
                 future.set_exception(_gone())
         if self._line is not None:
             self._line.lose()
+        if self._embedder is not None:
+            self._embedder.lose()
         self.on_lost()
 
 

@@ -52,13 +52,18 @@ def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
     return listening
 
 
+def listen_beside(host: str, port: int) -> socket.socket:
+    """One more socket on an address that others of ours have too. Raises ConfigError."""
+    return _bound(host, port, is_shared=True)
+
+
 def listen_several(host: str, port: int, number: int) -> list[socket.socket]:
     """As many sockets on one address, between which the kernel spreads the connections. Raises ConfigError."""
     listen(host, port).close()  # any number may share the address, but not with somebody else
-    first = _bound(host, port, is_shared=True)
+    first = listen_beside(host, port)
     found = [first]
     try:
-        found.extend(_bound(host, first.getsockname()[1], is_shared=True) for _ in range(number - 1))
+        found.extend(listen_beside(host, first.getsockname()[1]) for _ in range(number - 1))
     except BaseException:
         for each in found:
             each.close()

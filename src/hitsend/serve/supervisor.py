@@ -2,8 +2,8 @@
 
 Enters: settings. Leaves: when everything has stopped. Always true: with one worker nothing here runs; a gateway that
 ends is started again, at once when it had served for a while, else with growing pauses, and its socket waits for the
-next one, so no connection is refused meanwhile; a stop signal drains all gateways before the engine is stopped; when
-this process dies, gateways and engine end by themselves. Next: `hub.py`.
+next one; a stop signal drains all gateways before the engine is stopped; when this process dies, gateways and engine
+end by themselves. Next: `hub.py`.
 """
 
 import asyncio
@@ -20,14 +20,18 @@ import uvloop
 from hitsend.core.errors import ConfigError
 from hitsend.serve import app
 from hitsend.serve.child import Child, ChildExit
+from hitsend.serve.embed import find_embedder
+from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.hub import Hub, hub_of
 from hitsend.serve.hub_words import Failed, Hello, Serving
-from hitsend.serve.listener import SETTLE_S, announce, listen_several, url_of
+from hitsend.serve.listener import SETTLE_S, announce, listen_beside, listen_several, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.settings import Loaded, Settings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PATIENCE_S = 2.0
+"""Longest pause in which connections may wait for the next gateway."""
 STEADY_S = 10.0
 """A gateway that has served for so long is started again at once."""
 
@@ -50,7 +54,8 @@ async def _supervise(settings: Settings) -> None:
     sockets = listen_several(server.host, server.port, server.workers)
     try:
         found = await asyncio.to_thread(app.find_model, settings)
-        await Crew(settings, found, sockets).run()
+        embedder = await asyncio.to_thread(find_embedder, settings.engine, app.models_dir(settings))
+        await Crew(settings, found, embedder, sockets).run()
     finally:
         for each in sockets:
             each.close()
@@ -59,9 +64,12 @@ async def _supervise(settings: Settings) -> None:
 class Crew:
     """The gateway processes, one per socket."""
 
-    def __init__(self, settings: Settings, found: ModelFile, sockets: list[socket.socket]) -> None:
+    def __init__(
+        self, settings: Settings, found: ModelFile, embedder: Embedder | None, sockets: list[socket.socket]
+    ) -> None:
         self._settings = settings
         self._found = found
+        self._embedder = embedder
         self._sockets = sockets
         self._children: dict[int, Child] = {}
         self._serving_since: dict[int, float] = {}
@@ -73,8 +81,8 @@ class Crew:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        async with hub_of(self._settings, self._found, self._heard) as hub:
-            starting = loop.create_task(hub.engine.start(), name="engine start")
+        async with hub_of(self._settings, self._found, self._embedder, self._heard) as hub:
+            starting = loop.create_task(hub.start(), name="models start")
             keepers = [loop.create_task(self._keep(hub, slot), name=f"gateway {slot}") for slot in range(self._number)]
             try:
                 await self._until_stopped(starting)
@@ -132,21 +140,31 @@ class Crew:
         """One gateway process after the other, until the end."""
         failures = 0
         while not self._is_stopping.is_set():
-            end = await self._live(hub, slot)
+            how = await self._live(hub, slot)
             if self._is_stopping.is_set():
                 break
             served_s = asyncio.get_running_loop().time() - self._serving_since.pop(slot, float("inf"))
             failures = 1 if served_s >= STEADY_S else failures + 1
-            logger.error("gateway %d (process %d) ended (%s)", slot, end.pid, end.how)
+            logger.error("gateway %d ended (%s)", slot, how)
             if not self._all_serve.done():
-                self._all_serve.set_exception(ConfigError(f"a gateway process ended while it started ({end.how})"))
+                self._all_serve.set_exception(ConfigError(f"a gateway process ended while it started ({how})"))
                 break
             if failures > 1:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 2, 10))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+                await self._pause(slot, pause_s)
 
-    async def _live(self, hub: Hub, slot: int) -> ChildExit:
+    async def _pause(self, slot: int, pause_s: float) -> None:
+        """Let a while pass; in a long one the socket is closed, so that the kernel sends nobody there to wait."""
+        host, port = self._sockets[slot].getsockname()[:2]
+        if pause_s > PATIENCE_S:
+            self._sockets[slot].close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+        if pause_s > PATIENCE_S and not self._is_stopping.is_set():
+            self._sockets[slot] = listen_beside(host, port)
+
+    async def _live(self, hub: Hub, slot: int) -> str:
+        """One gateway process from its start to its end; tells how it ended."""
         ended: asyncio.Future[ChildExit] = asyncio.get_running_loop().create_future()
         listening = self._sockets[slot].fileno()
         child = Child(
@@ -156,12 +174,18 @@ class Crew:
             inherits=(listening,),
             shows_stderr=True,
         )
-        await child.start()
-        self._children[slot] = child
-        hub.join(slot, child)
-        hub.tell(slot, Hello(self._settings))
         try:
-            return await ended
+            await child.start()
+        except OSError as error:
+            return f"it can't be started: {error}"
+        self._children[slot] = child
+        if self._is_stopping.is_set():  # the signal went to those that were there before it
+            child.kill()
+        hub.join(slot, child)
+        hub.tell(slot, Hello(self._settings, hub.embedding_model))
+        try:
+            end = await ended
+            return f"process {end.pid}, {end.how}"
         finally:
             del self._children[slot]
             hub.leave(slot)

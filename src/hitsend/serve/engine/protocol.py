@@ -6,13 +6,14 @@ exactly one `ChoiceDone`; failures are raised as ServeErrors; after `aclose()` t
 """
 
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
 from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
+from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.loop.messages import EngineFacts
 
 
@@ -161,4 +162,55 @@ class Engine(Protocol):
 
     def state(self) -> EngineState:
         """Figures of this moment; never blocks."""
+        ...
+
+
+class EmbeddingBatch(Protocol):
+    """One batch that was handed in. Whoever stops waiting for it withdraws it, or else it is computed all the same."""
+
+    async def vectors(self) -> Vectors:
+        """The vectors. May be cancelled and asked again. Raises EngineError."""
+        ...
+
+    def withdraw(self) -> bool:
+        """Take it back. False: it may be too late, `vectors` tells by an answer or an error."""
+        ...
+
+
+class EmbeddingModel(Protocol):
+    """A model that takes texts and gives vectors."""
+
+    @property
+    def model(self) -> str:
+        """Its served name."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its engine's name in settings, records and rows."""
+        ...
+
+    @property
+    def facts(self) -> EmbedderFacts:
+        """What is loaded. Raises EngineUnavailable before the first start."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For `/inspect/state`."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError or EngineUnavailable."""
+        ...
+
+    async def stop(self) -> None:
+        """Whoever waits gets an error. Safe to call twice."""
+        ...
+
+    async def tokenize(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each text, special tokens included. Raises EngineError, ServerOverloaded."""
+        ...
+
+    def submit(self, inputs: tuple[tuple[int, ...], ...], dimensions: int) -> EmbeddingBatch:
+        """Hand in one batch, which must keep to the limits in `facts`. Raises EngineUnavailable, ServerOverloaded."""
         ...
