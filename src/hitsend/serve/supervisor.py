@@ -143,10 +143,11 @@ class Crew:
             how = await self._live(hub, slot)
             if self._is_stopping.is_set():
                 break
-            served_s = asyncio.get_running_loop().time() - self._serving_since.pop(slot, float("inf"))
-            failures = 1 if served_s >= STEADY_S else failures + 1
+            since = self._serving_since.pop(slot, None)
+            is_steady = since is not None and asyncio.get_running_loop().time() - since >= STEADY_S
+            failures = 1 if is_steady else failures + 1
             logger.error("gateway %d ended (%s)", slot, how)
-            if not self._all_serve.done():
+            if since is None and not self._all_serve.done():
                 self._all_serve.set_exception(ConfigError(f"a gateway process ended while it started ({how})"))
                 break
             if failures > 1:
