@@ -248,6 +248,20 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     assert holds(tmp_path) == 0
 
 
+def test_nothing_outlives_a_supervisor_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hitsend", "serve", "--workers", "2", "--port", "0", "--data", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        pids = until(lambda: children.read_text().split(), lambda found: len(found) == 3, 30)
+        # by now they have their settings, and wait for the engine
+        until(lambda: [p for p in pids if Path(f"/proc/{p}/task/{p}/children").read_text()], bool, 30)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert until(lambda: [p for p in pids if Path(f"/proc/{p}").exists()], lambda left: not left, 20) == []
+
+
 def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hitsend", "serve", "--workers", "2", "--port", "0", "--data", str(tmp_path)]
     done = subprocess.run([*command, "--host", "0.0.0.0"], check=False, capture_output=True, timeout=60, text=True)

@@ -42,7 +42,13 @@ async def _work(descriptor: int, listening: int) -> None:
     set_up_logs(hello.settings.log)
     try:
         with socket.socket(fileno=listening) as opened:
-            await _serve(link, hello, opened)
+            serving = asyncio.ensure_future(_serve(link, hello, opened))
+            link.on_lost = serving.cancel  # while it starts: afterwards it is told to drain
+            if link.is_lost:
+                serving.cancel()
+            await asyncio.wait({serving})
+            if not serving.cancelled():
+                serving.result()
     except (ConfigError, ServeError) as error:
         link.tell(Failed(str(error)))
         await asyncio.sleep(0)

@@ -62,7 +62,8 @@ class Link:
     """The line. Make one with `Link.open`."""
 
     def __init__(self) -> None:
-        self.on_lost: Callable[[], None] = lambda: None
+        self.is_lost = False
+        self.on_lost: Callable[[], object] = lambda: None
         self.on_remember: Callable[[str], None] = lambda _: None
         self.answers: Answers | None = None
         self._transport: asyncio.WriteTransport | None = None
@@ -197,6 +198,7 @@ class Link:
             self.tell(Record(asked.number, body))
 
     def _lose(self) -> None:
+        self.is_lost = True
         if not self._hello.done():
             self._hello.set_result(None)
         self._quota.lose()
