@@ -35,6 +35,8 @@ class ServerSettings(Section, frozen=True):
     """Host header values served; empty means loopback names, the bound address and (with keys configured) any."""
     drain_s: Seconds = 10.0
     """How long running requests may go on after a stop signal."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Gateway processes. With more than one, a process above them owns the engine and counts the limits for all."""
 
 
 class AccessSettings(Section, frozen=True):

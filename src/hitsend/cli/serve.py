@@ -1,7 +1,7 @@
 """`hitsend serve`: from flags to a running server.
 
 Enters: flags. Leaves: when the server has stopped. Always true: nothing here knows how a server is built.
-Next: `serve/app.py`.
+Next: `serve/supervisor.py`.
 """
 
 from typing import Annotated
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hitsend.cli import options
-from hitsend.serve.app import serve as run
+from hitsend.serve.supervisor import serve as run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -19,6 +19,7 @@ def serve(
     model: options.Model = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; default 8000, 0 takes a free one.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Gateway processes; default 1.")] = None,
     config: options.Config = None,
     data: options.Data = None,
     sets: options.Set = None,
@@ -31,5 +32,6 @@ def serve(
         engine__model=model,
         server__host=host,
         server__port=None if port is None else str(port),
+        server__workers=None if workers is None else str(workers),
     )
     run(loaded)

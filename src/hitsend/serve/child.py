@@ -59,8 +59,8 @@ class ChildExit(msgspec.Struct, frozen=True):
         return f"exit code {self.status}" if self.signal is None else f"signal {self.signal}"
 
 
-class _Line(asyncio.Protocol):
-    """The edge's end of the socket pair."""
+class Line(asyncio.Protocol):
+    """One end of a socket pair, in an event loop: whole message bodies in order, then one call when it closed."""
 
     def __init__(self, on_message: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
         self._reader = FrameReader()
@@ -69,9 +69,11 @@ class _Line(asyncio.Protocol):
         self._transport: asyncio.BaseTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio's."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """asyncio's."""
         try:
             bodies = self._reader.feed(data)
         except FrameTooLong:
@@ -84,6 +86,7 @@ class _Line(asyncio.Protocol):
             self._hang_up()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """asyncio's."""
         self._on_closed()
 
     def _hang_up(self) -> None:
@@ -124,8 +127,14 @@ class Child:
         *,
         on_message: Callable[[bytes], None],
         on_exit: Callable[[ChildExit], None],
+        inherits: Sequence[int] = (),
+        shows_stderr: bool = False,
     ) -> None:
+        """`inherits`: descriptors that it gets beside its line. `shows_stderr`: it writes where we do, and `lines` stay
+        empty."""
         self._arguments = tuple(arguments)
+        self._inherits = tuple(inherits)
+        self._shows_stderr = shows_stderr
         self._on_message = on_message
         self._on_exit = on_exit
         self._process: subprocess.Popen[bytes] | None = None
@@ -170,8 +179,8 @@ class Child:
                 [sys.executable, *self._arguments, "--fd", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
+                stderr=None if self._shows_stderr else subprocess.PIPE,
+                pass_fds=(theirs.fileno(), *self._inherits),
                 process_group=0,
             )
         except BaseException:
@@ -180,9 +189,12 @@ class Child:
         finally:
             theirs.close()
         self._words = _Words()
-        await loop.connect_read_pipe(lambda: self._words or _Words(), self._process.stderr)
+        if self._shows_stderr:
+            self._words.closed.set()
+        else:
+            await loop.connect_read_pipe(lambda: self._words or _Words(), self._process.stderr)
         self._transport, _ = await loop.create_unix_connection(
-            lambda: _Line(self._on_message, self._line_closed.set), sock=ours
+            lambda: Line(self._on_message, self._line_closed.set), sock=ours
         )
         self._watch = loop.create_task(self._await_exit(self._process, self._words), name=f"child {self._process.pid}")
 

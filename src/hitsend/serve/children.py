@@ -14,16 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from hitsend.core.clock import Clock
+from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
+from hitsend.serve.access.quota import Quota
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
-from hitsend.serve.engine.embedder import Embedder
+from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
-from hitsend.serve.engine.protocol import Engine, StepFigures
+from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
-from hitsend.serve.usage.metrics import Metrics
+from hitsend.serve.usage.metrics import Metrics, Observer
 from hitsend.serve.usage.reconcile import EngineCounts
 from hitsend.settings import Settings
 
@@ -35,7 +36,7 @@ class Children:
     found: ModelFile | None
     text: TextChild
     engine: EmbeddedEngine | None
-    embedder: Embedder | None
+    embedder: EmbeddingModel | None
     upstreams: Upstreams = NO_UPSTREAMS
     steps: EngineCounts = field(default_factory=lambda: EngineCounts("embedded"))
 
@@ -54,9 +55,38 @@ class Children:
         return (self.found.name, Path(self.found.path).stem, own, self.engine.facts.architecture)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What a gateway process doesn't have for itself, but from the process above it."""
+
+    line: EngineLine
+    quota: Quota
+    observer: Observer
+    embedder: EmbeddingModel | None
+
+    async def start(self, settings: Settings, stack: AsyncExitStack) -> Children:
+        """A text process of its own, and its side of what all share; `stack` stops them."""
+        found = await asyncio.to_thread(find_model, settings)
+        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
+        stack.push_async_callback(text.stop)
+        engine = EmbeddedEngine(
+            settings.engine,
+            found.path,
+            SystemClock(),
+            model=found.name,
+            pause_tokens=settings.stream.pause_tokens,
+            line=self.line,
+        )
+        starting = [part for part in (engine, self.embedder) if part is not None]
+        for part in starting:
+            stack.push_async_callback(part.stop)
+        await asyncio.gather(text.start(), *(part.start() for part in starting))
+        return Children(found, text, engine, self.embedder)
+
+
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
     """Start them; `stack` stops them. Raises ConfigError."""
-    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(_find_model, settings)
+    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_model, settings)
     text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
     stack.push_async_callback(text.stop)
     upstreams = build_upstreams(settings, clock, metrics.observe_upstream)
@@ -64,7 +94,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
         raise ConfigError(f"engines: {found.name!r} is the embedded model's name (engine.alias gives it another)")
     steps = EngineCounts("embedded")
     engine = None if found is None else _embedded(settings, found, clock, partial(_on_step, metrics, steps))
-    embedder = await asyncio.to_thread(find_embedder, settings.engine, _models_dir(settings))
+    embedder = await asyncio.to_thread(find_embedder, settings.engine, models_dir(settings))
     starting = [part for part in (*upstreams.engines, engine, embedder) if part is not None]
     for part in starting:
         stack.push_async_callback(part.stop)
@@ -91,11 +121,12 @@ def _on_step(metrics: Metrics, counts: EngineCounts, figures: StepFigures) -> No
     counts.observe_step(figures)
 
 
-def _find_model(settings: Settings) -> ModelFile:
+def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
-    found = resolve(settings.engine.model, _models_dir(settings))
+    found = resolve(settings.engine.model, models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
 
 
-def _models_dir(settings: Settings) -> Path:
+def models_dir(settings: Settings) -> Path:
+    """Where model files are looked for and put."""
     return Path(settings.engine.models_dir or Path(settings.server.data_dir) / "models")

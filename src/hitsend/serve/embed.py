@@ -23,10 +23,10 @@ from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.account import Account
 from hitsend.serve.engine.convert_minilm import PACKAGED, converted
-from hitsend.serve.engine.embedder import Embedder, EmbeddingBatch
+from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.embedding_messages import Vectors
 from hitsend.serve.engine.models import resolve
-from hitsend.serve.engine.protocol import EngineEvent, Produced
+from hitsend.serve.engine.protocol import EmbeddingBatch, EmbeddingModel, EngineEvent, Produced
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.serve.usage.rows import HoldRequest
@@ -42,7 +42,7 @@ class EmbeddingStages:
     """What an embedding request passes through; built once by `app.py`. `embedder` None: no model is configured."""
 
     clock: Clock
-    embedder: Embedder | None
+    embedder: EmbeddingModel | None
     prices: PriceBook
     ledger: Ledger
     quota: Quota
@@ -110,7 +110,7 @@ def batches(inputs: Sequence[Ids], max_tokens: int, max_inputs: int) -> list[tup
     return [*found, tuple(portion)]
 
 
-def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -> Embedder:
+def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -> EmbeddingModel:
     embedder = stages.embedder
     if embedder is None:
         raise ModelNotFound(
@@ -128,14 +128,16 @@ def _route(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStages) -
     return embedder
 
 
-def _dimensions(request: EmbeddingRequest, embedder: Embedder) -> int:
+def _dimensions(request: EmbeddingRequest, embedder: EmbeddingModel) -> int:
     most = embedder.facts.dimensions
     if request.dimensions is not None and request.dimensions > most:
         raise InvalidRequest(f"dimensions: {request.dimensions}, this model has {most}", param="dimensions")
     return request.dimensions or most
 
 
-async def _tokenize(request: EmbeddingRequest, flight: Flight, clock: Clock, embedder: Embedder) -> tuple[Ids, ...]:
+async def _tokenize(
+    request: EmbeddingRequest, flight: Flight, clock: Clock, embedder: EmbeddingModel
+) -> tuple[Ids, ...]:
     """Ids of every input, checked. What the caller sent as ids is taken as it is, without special tokens around it."""
     started_at = clock.now()
     texts = tuple(each for each in request.inputs if isinstance(each, str))

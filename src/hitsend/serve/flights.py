@@ -12,7 +12,8 @@ from hitsend.core import events as ev
 from hitsend.core.clock import Clock
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
-from hitsend.serve.usage.metrics import Metrics, RequestFigures
+from hitsend.serve.usage import metrics as counted
+from hitsend.serve.usage.metrics import RequestFigures
 from hitsend.serve.usage.records import RecordStore, RecordSummary
 from hitsend.settings import RecordSettings
 
@@ -28,7 +29,7 @@ class Flights:
     """Open flights by request id, in front of the store of closed ones."""
 
     def __init__(
-        self, store: RecordStore, metrics: Metrics, clock: Clock, settings: RecordSettings, also: Observer
+        self, store: RecordStore, metrics: counted.Observer, clock: Clock, settings: RecordSettings, also: Observer
     ) -> None:
         self._store = store
         self._metrics = metrics

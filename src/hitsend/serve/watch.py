@@ -54,6 +54,7 @@ class Watch:
         quota = self._stores.quota
         shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open}
         shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
+        shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
         upstreams = {
             name: {"running": state["running"], "slots_total": state["slots_total"], "is_ready": state["is_ready"]}
             for name, state in states.items()

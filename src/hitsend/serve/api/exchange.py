@@ -8,6 +8,7 @@ use by another request of late, because ids name flight records and ledger rows.
 import re
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,8 +30,10 @@ _JSON: Header = (b"content-type", b"application/json")
 class RequestIds:
     """Gives every request an id of its own."""
 
-    def __init__(self, remembered: int = 100_000) -> None:
+    def __init__(self, remembered: int = 100_000, on_given: Callable[[str], None] = lambda _: None) -> None:
+        """`on_given` is told every id that a client chose, so that gateways beside this one can `remember` it."""
         self._remembered = remembered
+        self._on_given = on_given
         self._given: OrderedDict[str, None] = OrderedDict()
 
     def choose(self, asked: list[bytes]) -> str:
@@ -40,10 +43,15 @@ class RequestIds:
         chosen = asked[0].decode()
         if chosen in self._given:
             chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"
-        self._given[chosen] = None
+        self.remember(chosen)
+        self._on_given(chosen)
+        return chosen
+
+    def remember(self, given: str) -> None:
+        """This id is somebody's: nobody gets it again."""
+        self._given[given] = None
         if len(self._given) > self._remembered:
             self._given.popitem(last=False)
-        return chosen
 
 
 class Exchange:

@@ -87,6 +87,7 @@ async def request(exchange: Exchange) -> None:
 
 async def state(exchange: Exchange) -> None:
     """The server's figures of this moment."""
+    await exchange.services.gather("state")
     await exchange.answer_json(exchange.services.state())
 
 
@@ -111,6 +112,7 @@ def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
 
 async def metrics(exchange: Exchange) -> None:
     """Prometheus' text."""
+    await exchange.services.gather("metrics")
     content_type, body = exchange.services.render_metrics()
     await exchange.answer(200, body, [(b"content-type", content_type.encode())])
 

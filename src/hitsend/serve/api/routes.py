@@ -75,9 +75,9 @@ ROUTES["/openapi.json"] = {"GET": openapi.telling(ROUTES)}
 class Routes:
     """The ASGI application for HTTP. `app.py` wraps it with the lifespan."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, request_ids: RequestIds | None = None) -> None:
         self._services = services
-        self._request_ids = RequestIds()
+        self._request_ids = request_ids or RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; refuse a WebSocket."""

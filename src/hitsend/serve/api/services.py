@@ -5,7 +5,7 @@ every route with a few lines of fakes. Next: `routes.py`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -23,6 +23,7 @@ from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
+GatherFor = Literal["state", "metrics"]
 Answer = AsyncGenerator[Started | Delta | Completed, None]
 
 
@@ -158,13 +159,18 @@ class PageFile(msgspec.Struct, frozen=True):
     body: bytes
 
 
+async def _nothing_to_gather(_what: GatherFor) -> None:
+    """One process knows everything by itself."""
+
+
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
     where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
-    looks, and never waits.
+    looks, and never waits. `gather` is awaited before `state` and `render_metrics` are asked: it brings in what other
+    processes have of their figures.
     """
 
     clock: Clock
@@ -191,3 +197,4 @@ class Services(msgspec.Struct, frozen=True):
     shed: Callable[[tuple[Level, ...]], None] = lambda _: None
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
+    gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather

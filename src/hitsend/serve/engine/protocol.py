@@ -7,7 +7,7 @@ for the job and `produced` is final. Next: `embedded.py`.
 """
 
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -26,6 +26,7 @@ from hitsend.core.events import (
     Streamed,
 )
 from hitsend.core.request import Delta, Request, SampledToken, SamplingParams, ScoredToken, Usage
+from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.loop.messages import EngineFacts
 
 
@@ -214,4 +215,55 @@ class Engine(Protocol):
 
     def state(self) -> EngineState:
         """Figures of this moment; never blocks."""
+        ...
+
+
+class EmbeddingBatch(Protocol):
+    """One batch that was handed in. Whoever stops waiting for it withdraws it, or else it is computed all the same."""
+
+    async def vectors(self) -> Vectors:
+        """The vectors. May be cancelled and asked again. Raises EngineError."""
+        ...
+
+    def withdraw(self) -> bool:
+        """Take it back. False: it may be too late, `vectors` tells by an answer or an error."""
+        ...
+
+
+class EmbeddingModel(Protocol):
+    """A model that takes texts and gives vectors."""
+
+    @property
+    def model(self) -> str:
+        """Its served name."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its engine's name in settings, records and rows."""
+        ...
+
+    @property
+    def facts(self) -> EmbedderFacts:
+        """What is loaded. Raises EngineUnavailable before the first start."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For `/inspect/state`."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigError or EngineUnavailable."""
+        ...
+
+    async def stop(self) -> None:
+        """Whoever waits gets an error. Safe to call twice."""
+        ...
+
+    async def tokenize(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each text, special tokens included. Raises EngineError, ServerOverloaded."""
+        ...
+
+    def submit(self, inputs: tuple[tuple[int, ...], ...], dimensions: int) -> EmbeddingBatch:
+        """Hand in one batch, which must keep to the limits in `facts`. Raises EngineUnavailable, ServerOverloaded."""
         ...

@@ -62,10 +62,10 @@ class Counters(msgspec.Struct, frozen=True):
         )
 
 
-def open_books(database: Database, clock: Clock, counters: Counters) -> Books:
-    """The books of this process."""
+def open_books(database: Database, clock: Clock, counters: Counters | None) -> Books:
+    """The books of this process. Without counters (they are another process's) only what is stored is reconciled."""
     return Books(
         statement=partial(statement, database),
         rows=partial(page_of_rows, database),
-        reconcile=lambda: reconcile(database, clock.wall(), counters.figures),
+        reconcile=lambda: reconcile(database, clock.wall(), None if counters is None else counters.figures),
     )

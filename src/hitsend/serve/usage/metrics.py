@@ -103,6 +103,18 @@ class QuotaFigures(Protocol):
     def num_refused(self) -> int: ...  # noqa: D102
 
 
+class Observer(Protocol):
+    """Who counts what requests did: `Metrics`, or the way to the process that has them."""
+
+    def observe_request(self, figures: RequestFigures) -> None:
+        """Count a request that has ended. Call once per request."""
+        ...
+
+    def observe_http(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        ...
+
+
 class _Bounded:
     """The first `limit` values stay themselves, later ones become `other`."""
 

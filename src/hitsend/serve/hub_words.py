@@ -1,0 +1,111 @@
+"""The words between the supervisor and its gateway processes.
+
+Enters: nothing. Leaves: structs, their codecs, and the channel that a frame's first byte names. Always true: every
+struct is tagged and typed, no pickle anywhere; the engine's and the quota's words are their own (`engine/shared.py`,
+`engine/shared_embedder.py`, `access/shared.py`) and pass through here unread. Next: `hub.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.serve.engine.protocol import EngineState
+from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.settings import Settings
+
+ENGINE, QUOTA, EMBEDDER, HOUSE = b"e", b"q", b"m", b"h"
+"""Channels: one byte in front of every message."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The first word to a gateway."""
+
+    settings: Settings
+    embedding_model: str | None
+
+
+class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
+    """Answered by `Figures`."""
+
+    number: int
+
+
+class AskRecord(msgspec.Struct, frozen=True, tag="ask_record"):
+    """Answered by `Record`."""
+
+    number: int
+    request_id: str
+
+
+class Remember(msgspec.Struct, frozen=True, tag="remember"):
+    """A client chose this request id, at another gateway."""
+
+    request_id: str
+
+
+class Totals(msgspec.Struct, frozen=True, tag="totals"):
+    """The answer to `AskTotals`; `metrics` is the text of `/metrics`, where it was asked for."""
+
+    number: int
+    engine: EngineState
+    gateways: "tuple[Figures, ...]"
+    quota_holds_open: int
+    levels_kept: int
+    embedder: dict[str, Any] | None
+    metrics: bytes | None
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """This gateway listens."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It can't start; `message` is a ConfigError's."""
+
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """One request, for the metrics."""
+
+    figures: RequestFigures
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """One HTTP answer, for the metrics."""
+
+    route: str
+    status: int
+    seconds: float
+
+
+class AskTotals(msgspec.Struct, frozen=True, tag="ask_totals"):
+    """Answered by `Totals`."""
+
+    number: int
+    wants_metrics: bool
+
+
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """What one gateway has of its own."""
+
+    number: int
+    pid: int
+    holds_open: int
+    backlog: int
+    records_dropped: int
+
+
+class Record(msgspec.Struct, frozen=True, tag="record"):
+    """A flight record, or nothing."""
+
+    number: int
+    body: bytes | None
+
+
+ToGateway = Hello | AskFigures | AskRecord | Remember | Totals | Record
+FromGateway = Serving | Failed | Ended | Answered | AskTotals | Figures | AskRecord | Record | Remember
+
+encode = msgspec.msgpack.Encoder().encode
+to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)
+from_gateway: msgspec.msgpack.Decoder[FromGateway] = msgspec.msgpack.Decoder(FromGateway)
