@@ -77,11 +77,12 @@ class Shared:
             pause_tokens=settings.stream.pause_tokens,
             line=self.line,
         )
-        starting = [part for part in (engine, self.embedder) if part is not None]
+        upstreams = build_upstreams(settings, SystemClock(), lambda _engine, _tokens: None)
+        starting = [part for part in (*upstreams.engines, engine, self.embedder) if part is not None]
         for part in starting:
             stack.push_async_callback(part.stop)
         await asyncio.gather(text.start(), *(part.start() for part in starting))
-        return Children(found, text, engine, self.embedder)
+        return Children(found, text, engine, self.embedder, upstreams)
 
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
