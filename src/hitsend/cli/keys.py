@@ -15,11 +15,10 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from hitsend.cli import CallFailed, options
 from hitsend.cli.database import with_database
-from hitsend.cli.principals import limits_text, models_text, tiers_text
+from hitsend.cli.principals import columns, limits_text, models_text, tiers_text
 from hitsend.cli.terms import NONE, names_in, taking_terms
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import InvalidRequest
@@ -188,13 +187,8 @@ def _show_secret(made: NewKey, as_json: bool) -> None:
 
 
 def _table(keys: tuple[KeyInfo, ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
     headings = ("id", "name", "org", "app", "user", "role", "limits", "models", "endpoints", "tier", "created", "state")
-    for heading in (*headings, "last used"):
-        table.add_column(heading, overflow="fold")
-    for key in keys:
-        table.add_row(*(Text(cell) for cell in _cells(key)))
-    return table
+    return columns((*headings, "last used"), [_cells(key) for key in keys])
 
 
 def _cells(key: KeyInfo) -> tuple[str, ...]:
@@ -217,7 +211,7 @@ def _state(key: KeyInfo) -> str:
 
 
 def _when(instant: float | None) -> str:
-    return "" if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return "" if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%MZ")
 
 
 def _store(database: Any) -> KeyStore:

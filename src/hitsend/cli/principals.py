@@ -91,19 +91,41 @@ def answer(shown: PrincipalInfo, where: Where, words: str) -> None:
 
 def table(found: Sequence[PrincipalInfo]) -> Table:
     """One line for each."""
+    rows = [
+        (
+            *(one.org or "", one.app or "", one.user or "", limits_text(one.limits), models_text(one.models)),
+            *(tiers_text(one.tier, one.max_tier), "yes" if one.disabled_at is not None else ""),
+        )
+        for one in found
+    ]
+    return columns(("org", "app", "user", "limits", "models", "tier", "disabled"), rows)
+
+
+def columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of those columns in which anything stands."""
     drawn = Table(box=None, pad_edge=False)
-    for heading in ("org", "app", "user", "limits", "models", "tier", "disabled"):
-        drawn.add_column(heading, overflow="fold")
-    for one in found:
-        cells = (one.org or "", one.app or "", one.user or "", limits_text(one.limits), models_text(one.models))
-        state = "yes" if one.disabled_at is not None else ""
-        drawn.add_row(*(Text(cell) for cell in (*cells, tiers_text(one.tier, one.max_tier), state)))
+    shown = [number for number in range(len(headings)) if any(row[number] for row in rows)]
+    for number in shown:
+        drawn.add_column(headings[number], overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(row[number]) for number in shown))
     return drawn
 
 
 def limits_text(limits: dict[str, int | str]) -> str:
-    """Limits in one cell."""
-    return ", ".join(f"{name}={value}" for name, value in limits.items())
+    """Limits in one cell, by their flags, one below the other."""
+    return "\n".join(f"{_FLAGS.get(name, name)} {value}" for name, value in limits.items())
+
+
+_FLAGS = {
+    "requests_per_minute": "rpm",
+    "input_tokens_per_minute": "input-tpm",
+    "output_tokens_per_minute": "output-tpm",
+    "parallel_requests": "parallel",
+    "tokens_per_request": "request-tokens",
+    "usd_per_day": "usd-day",
+    "usd_per_month": "usd-month",
+}
 
 
 def models_text(models: tuple[str, ...] | None) -> str:
