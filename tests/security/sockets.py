@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
-
-from hitsend.serve.app import _uvicorn_config
+from hitsend.serve.listener import server_of
 from hitsend.serve.stream.connection import Connection
 from hitsend.settings import Settings
 
@@ -18,11 +16,10 @@ BATCH_BYTES = 30_000
 
 @asynccontextmanager
 async def serving(app: Any, protocol: type[Connection] = Connection) -> AsyncIterator[int]:
-    """The routes behind the server as `app.py` sets it up; the port."""
+    """The routes behind the server as `listener.py` sets it up; the port."""
     listening = socket.create_server(("127.0.0.1", 0))
-    config = _uvicorn_config(app, Settings())
-    config.http = protocol
-    server = uvicorn.Server(config)
+    server = server_of(app, Settings(), lambda: None, takes_signals=False)
+    server.config.http = protocol
     running = asyncio.create_task(server.serve(sockets=[listening]))
     async with asyncio.timeout(10):
         while not server.started:
