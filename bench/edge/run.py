@@ -93,7 +93,11 @@ def _ledger(gateway: Gateway) -> dict[str, float]:
     with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310  # the same
         lines = answer.read().decode().splitlines()
     names = ("hitsend_holds_open", "hitsend_records_dropped_total", "hitsend_writes_waiting", "hitsend_tokens_")
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(names)}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith(names) and "_created" not in line
+    }
 
 
 def _free_port() -> int:

@@ -2,9 +2,16 @@
 
 import asyncio
 import contextlib
+import ipaddress
+import ssl
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from hitsend.serve.engine.http1 import MAX_HEAD_BYTES, MOST_UNREAD, LineFailed
 from hitsend.serve.engine.upstream import UpstreamLine
@@ -256,3 +263,42 @@ async def test_nobody_there_is_told_as_such():
     with pytest.raises(LineFailed, match="can't be reached") as failed:
         await line.post("x", b"{}")
     assert failed.value.is_unanswered
+
+
+def certificate(folder):
+    """Self-signed, for 127.0.0.1: (certificate, key) as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "upstream")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([address]), critical=False).sign(key, hashes.SHA256())
+    files = folder / "cert.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
+    return files
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+async def test_https_is_served_to_whom_it_trusts_and_nothing_is_sent_to_others(tmp_path, monkeypatch, is_trusted):
+    cert, key = certificate(tmp_path)
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server = Server([CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"], [CHUNKED + b"0\r\n\r\n"])
+    listening = await asyncio.start_server(server, "127.0.0.1", 0, ssl=context)
+    port = listening.sockets[0].getsockname()[1]
+    line = UpstreamLine(f"https://127.0.0.1:{port}/v1", "s3cret", connect_timeout_s=5, stall_timeout_s=5)
+    line.start()
+    if is_trusted:
+        assert [await whole(line), await whole(line)] == [(200, b"hi"), (200, b"")]
+        assert server.num_connections == 1
+    else:
+        with pytest.raises(LineFailed, match="can't be reached"):
+            await whole(line)
+        assert server.requests == []
+    await line.stop()
+    listening.close()

@@ -52,25 +52,10 @@ class Refusal(msgspec.Struct, frozen=True):
     is_certain: bool = True
 
 
-class Plan:
-    """A level's limits as they are looked at: what can be said once needn't be found again for every request."""
-
-    __slots__ = ("has_budget", "level", "rates", "title")
-
-    def __init__(self, level: Level) -> None:
-        named = zip(range(len(RATES)), rates_of(level.limits), RATES, strict=True)
-        self.level = level
-        self.rates = tuple((which, rate, name) for which, rate, name in named if rate is not None)
-        self.has_budget = has_budget(level.limits)
-        self.title = level.title
-
-
 class Counters:
     """What is in use on one level. `missing` are units, by `RATES`; money is micro-dollars; `day` counts from 1970."""
 
-    __slots__ = (
-        "at_us", "day", "held", "missing", "plan", "rates", "running", "seeded_month", "spent_day", "spent_month"
-    )  # fmt: skip
+    __slots__ = ("at_us", "day", "held", "missing", "rates", "running", "seeded_month", "spent_day", "spent_month")
 
     def __init__(self, moment: Moment) -> None:
         self.at_us = moment.now_us
@@ -79,7 +64,6 @@ class Counters:
         self.rates = [0, 0, 0]
         self.running = self.held = self.spent_day = self.spent_month = 0
         self.seeded_month: int | None = None
-        self.plan: Plan | None = None
 
     @property
     def is_seeded(self) -> bool:
@@ -129,8 +113,9 @@ def check(pairs: Sequence[Pair], ask: Ask, moment: Moment) -> Refusal | None:
     found: list[Refusal] = []
     for level, counters in pairs:
         counters.advance(moment)
-        for which, rate, _ in plan_of(level, counters).rates:
-            counters.rates[which] = rate  # from now on: what is missing comes back at the rate that is told
+        for which, rate in enumerate(rates_of(level.limits)):
+            if rate is not None:
+                counters.rates[which] = rate  # from now on: what is missing comes back at the rate that is told
         found += _failing(level, counters, ask, moment)
     if not found:
         return None
@@ -143,8 +128,9 @@ def take(pairs: Iterable[Pair], ask: Ask) -> None:
     """Reserve, on every level. Only after `check` found nothing, in the same moment."""
     asked = (1, ask.input_tokens, ask.output_tokens)
     for level, counters in pairs:
-        for which, _, _ in plan_of(level, counters).rates:
-            counters.missing[which] += asked[which] * UNITS
+        for which, rate in enumerate(rates_of(level.limits)):
+            if rate is not None:
+                counters.missing[which] += asked[which] * UNITS
         counters.running += 1
         counters.held += ask.held_microusd
 
@@ -154,21 +140,14 @@ def settle(pairs: Iterable[Pair], ask: Ask, used: Used, moment: Moment) -> None:
     unused = (1 - used.requests, ask.input_tokens - used.input_tokens, ask.output_tokens - used.output_tokens)
     for level, counters in pairs:
         counters.advance(moment)
-        for which, _, _ in plan_of(level, counters).rates:
-            counters.missing[which] = max(0, counters.missing[which] - unused[which] * UNITS)
+        for which, rate in enumerate(rates_of(level.limits)):
+            if rate is not None:
+                counters.missing[which] = max(0, counters.missing[which] - unused[which] * UNITS)
         counters.running -= 1
         counters.held -= ask.held_microusd
         if counters.is_seeded:
             counters.spent_day += used.cost_microusd
             counters.spent_month += used.cost_microusd
-
-
-def plan_of(level: Level, counters: Counters) -> Plan:
-    """The level's plan: kept beside its counters until its limits are others."""
-    plan = counters.plan
-    if plan is None or plan.level is not level:
-        plan = counters.plan = Plan(level)
-    return plan
 
 
 def rates_of(limits: Limits) -> tuple[int | None, int | None, int | None]:
@@ -186,12 +165,13 @@ def windows(pairs: Sequence[Pair], ask: Ask, *, is_taken: bool) -> RateWindows:
     tightest: list[RateWindow | None] = [None, None, None]
     checks: list[LevelCheck] = []
     for level, counters in pairs:
-        for which, limit, _ in plan_of(level, counters).rates:
-            missing, other = counters.missing[which], tightest[which]
-            remaining = max(0, (limit * UNITS - missing) // UNITS)
-            if other is not None and remaining > other.remaining:
+        for which, limit in enumerate(rates_of(level.limits)):
+            if limit is None:
                 continue
-            window = RateWindow(limit, remaining, -(-missing // limit) / 1_000_000)
+            missing = counters.missing[which]
+            reset_s = -(-missing // limit) / 1_000_000
+            window = RateWindow(limit, max(0, (limit * UNITS - missing) // UNITS), reset_s)
+            other = tightest[which]
             if other is None or (window.remaining, -window.reset_s) < (other.remaining, -other.reset_s):
                 tightest[which] = window
         checks += _in_use(level, counters, ask, is_taken=is_taken)
@@ -327,24 +307,24 @@ def day_text(day: int) -> str:
 
 
 def _failing(level: Level, counters: Counters, ask: Ask, moment: Moment) -> list[Refusal]:
-    limits, found, plan = level.limits, [], plan_of(level, counters)
+    limits, found = level.limits, []
     asked = (1, ask.input_tokens, ask.output_tokens)
-    for which, rate, name in plan.rates:
-        if not asked[which]:
+    for which, rate in enumerate(rates_of(limits)):
+        if rate is None or not asked[which]:
             continue
         over = counters.missing[which] + (asked[which] - rate) * UNITS
         if over > 0:
             left = max(0, (rate * UNITS - counters.missing[which]) // UNITS)
             behind_us = max(0, counters.at_us - moment.now_us)  # a clock that went back has to catch up first
             wait_us = None if asked[which] > rate else -(-over // rate) + behind_us
-            found.append(Refusal(level, name, rate, asked[which], left, wait_us))
+            found.append(Refusal(level, RATES[which], rate, asked[which], left, wait_us))
     parallel, size = limits.parallel_requests, ask.input_tokens + ask.output_tokens
     if parallel is not None and counters.running >= parallel:
         found.append(Refusal(level, "parallel_requests", parallel, 1, 0, HINT_US, is_certain=False))
     if limits.tokens_per_request is not None and size > limits.tokens_per_request:
         most = limits.tokens_per_request
         found.append(Refusal(level, "tokens_per_request", most, size, most, None))
-    if ask.held_microusd and plan.has_budget:
+    if ask.held_microusd and has_budget(limits):
         found += _over_budget(level, counters, ask.held_microusd, moment)
     return found
 
@@ -373,17 +353,17 @@ def _budgets(limits: Limits, counters: Counters) -> tuple[tuple[LimitName, int |
 
 def _in_use(level: Level, counters: Counters, ask: Ask, *, is_taken: bool) -> Iterable[LevelCheck]:
     """Every limit of the level; what is in use is rounded up to whole tokens."""
-    plan = plan_of(level, counters)
-    limits, title = level.limits, plan.title
+    limits, title = level.limits, level.title
     more = (0, 0, 0, 0) if is_taken else (1, ask.input_tokens, ask.output_tokens, ask.held_microusd)
-    for which, rate, rate_name in plan.rates:
-        yield LevelCheck(title, rate_name, -(-counters.missing[which] // UNITS) + more[which], rate)
+    for which, rate in enumerate(rates_of(limits)):
+        if rate is not None:
+            yield LevelCheck(title, RATES[which], -(-counters.missing[which] // UNITS) + more[which], rate)
     if limits.parallel_requests is not None:
         yield LevelCheck(title, "parallel_requests", counters.running + more[0], limits.parallel_requests)
     if limits.tokens_per_request is not None:
         size = ask.input_tokens + ask.output_tokens
         yield LevelCheck(title, "tokens_per_request", size, limits.tokens_per_request)
-    for name, limit, spent in _budgets(limits, counters) if plan.has_budget else ():
+    for name, limit, spent in _budgets(limits, counters):
         if limit is not None:
             yield LevelCheck(title, name, spent + counters.held + more[3], limit)
 
