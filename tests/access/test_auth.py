@@ -13,6 +13,8 @@ from hitsend.serve.access.auth import Authenticator, is_loopback
 from hitsend.serve.access.store import KeyOwner, KeyStore
 from hitsend.serve.database.connection import Database, database_url
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 ALICE = KeyOwner(name="alice", user="u", app="a", org="o")
 
 

@@ -11,6 +11,8 @@ from hitsend.serve.access.quota import Ask, Used
 from hitsend.serve.access.shared import QuotaDesk, RemoteQuota
 from hitsend.testing import FakeClock
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 NUM = 4
 
 

@@ -14,6 +14,8 @@ from tests.access.quotas import in_valkey
 from tests.api.test_limits_at_the_edge import IN, OUT, Limited
 from tests.usage.storage import storage
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 CLOSED = UnreachablePolicy("closed", "closed")
 
 

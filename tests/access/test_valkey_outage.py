@@ -15,6 +15,8 @@ from tests.access.books import asking, org
 from tests.access.quotas import HandClock, in_valkey
 from tests.access.valkey_server import Server
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 OPEN = UnreachablePolicy("open", "open")
 CLOSED = UnreachablePolicy("closed", "closed")
 KEY = '{t}:level:["org","acme"]'

@@ -11,6 +11,8 @@ from hitsend.serve.api.responses_request import ResponsesBody
 from tests.api.test_fuzz import NUMBERS, OTHERS, mutated, with_field
 from tests.edge import Edge
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 BASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "/v1/responses": (
         {"model": "m", "input": "hi"},

@@ -26,6 +26,8 @@ from tests.edge import Answer, Call, Edge, chat_body, end, text
 from tests.stream.test_sockets import head, serving
 from tests.usage.storage import Storage, storage
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 PRICE = Price("p", 1_000_000, 2_000_000)
 IN, OUT = 10, 20
 

@@ -17,6 +17,8 @@ from hitsend.settings import ChatSettings
 from tests.chat.conftest import user
 from tests.vocabularies import CHATML, THINKING, write_bpe
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 # One word in a message makes this template run for ever; the loops do nothing that is counted.
 SLOW = (
     "{% if messages[0].content == 'loop' %}{% set s = 'x' * 9999 %}"

@@ -8,6 +8,8 @@ import pytest
 from hitsend.serve.loop.scheduler import LoopLimits
 from tests.loop.simulated import REQUEST_S, Simulated, percentile, poisson
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 SHARE_PER_S = 1 / REQUEST_S / 10
 """A tenth of what the machine can do, in requests/s."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Abort, Pause, Resume, Shutdown, StepReport, Submit, WasAdmitted
 from hitsend.serve.loop.scheduler import LoopLimits
 from tests.loop.driven import Driven
+
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
 
 KINDS = (
     SamplingParams(temperature=0.0),

@@ -10,6 +10,8 @@ from tests.api.test_admin import admin
 from tests.edge import Edge
 from tests.security.sockets import say_all, serving
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 EVERY = [(route.replace("{id}", "x"), method) for route, handlers in ROUTES.items() for method in handlers]
 HEALTHY = b'{"status":"ok"}'
 

@@ -17,6 +17,8 @@ from hitsend.settings import AccessSettings
 from tests.edge import Edge, chat_body
 from tests.security.sockets import answers, say, serving
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 GET = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 MIB = 1024 * 1024
 

@@ -13,6 +13,8 @@ from tests.api.test_fuzz import NUMBERS, OTHERS, with_field
 from tests.api.test_policy import BODIES
 from tests.edge import Edge
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 VALUES = [*NUMBERS, *OTHERS, "2147483647", "-2147483648", "9007199254740992", "-1e308", "1e15", "-0.0", "1e-7"]
 DEPTH = 4
 Step = str | int

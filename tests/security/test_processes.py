@@ -10,6 +10,8 @@ import pytest
 from hitsend.serve.child import Child, ChildExit
 from tests.engine.test_gguf_check import written
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 FRAMES = """
 import random, sys
 import msgspec

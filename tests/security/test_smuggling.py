@@ -9,6 +9,8 @@ from hitsend.core.request import Principal
 from tests.edge import COMPLETED, STARTED, Edge, Wait, chat_body, end, text
 from tests.security.sockets import answers, say, serving
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"
 HEAD = b"POST /v1/models HTTP/1.1\r\nhost: a\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n"

@@ -10,6 +10,8 @@ import pytest
 from hitsend.core.frames import MAX_BYTES
 from hitsend.serve.child import Child, ChildExit, ChildGone
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 ECHO = """
 import sys
 from hitsend.serve.parent import ParentLine

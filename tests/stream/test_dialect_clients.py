@@ -14,6 +14,8 @@ from tests.api.test_responses import RICH
 from tests.edge import COMPLETED, STARTED, Edge, end, text
 from tests.stream.test_sockets import serving
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 FUNCTION: openai.types.responses.FunctionToolParam = {
     "type": "function",
     "name": "add",

@@ -19,6 +19,8 @@ from hitsend.serve.stream.connection import MAX_AHEAD_BYTES, MAX_HEAD_BYTES, Con
 from hitsend.settings import AccessSettings, StreamSettings
 from tests.edge import COMPLETED, STARTED, Edge, Wait, chat_body, end, text
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 
 @asynccontextmanager
 async def serving(edge: Edge) -> AsyncIterator[int]:

@@ -16,6 +16,8 @@ from cryptography.x509.oid import NameOID
 from hitsend.serve.engine.http1 import MAX_HEAD_BYTES, MOST_UNREAD, LineFailed
 from hitsend.serve.engine.upstream import UpstreamLine
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 

@@ -11,6 +11,8 @@ from hitsend.testing import check_stream
 from tests.mock_upstream import USAGE, good
 from tests.upstream.conftest import gateway
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 HANG_S = 60
 
 

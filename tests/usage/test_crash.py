@@ -10,6 +10,8 @@ from hitsend.core.clock import SystemClock
 from hitsend.serve.usage.ledger import RECOVERED
 from tests.usage.storage import storage
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 
 async def _run_and_kill(url, num_lines):
     """Kill the process after that many confirmations; return all that it gave."""

@@ -140,6 +140,7 @@ async def test_answers_end_with_their_day(opened):
     assert len(await rows(opened)) == 2, "running requests keep their keys however old they are"
 
 
+@pytest.mark.slow
 async def test_old_keys_are_deleted_in_steps(opened):
     store = store_of(opened, idempotency_s=100.0)
     for number in range(1005):

@@ -13,6 +13,8 @@ from hitsend.serve.usage.ledger import RECOVERED, Settlement
 from hitsend.serve.usage.meter import WrongCounts
 from tests.usage.storage import ALICE, QWEN, Faults, HandClock, storage, wanted
 
+pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
+
 DEAD = "?:?:1:?:dead"
 
 
