@@ -74,7 +74,8 @@ check: dev ## lint, format, types, import contracts, sizes, docs
 
 test: check ## everything CI runs
 	@$(BIN)/pytest -q
-	@$(BIN)/pytest -q -n 0 -m "model or slow or client"
+	@$(BIN)/pytest -q -m "slow and not (model or client)"
+	@$(BIN)/pytest -q -n 0 -m "model or client"
 
 # clients too heavy for the lock of the tests; their versions get along with each other, not with ours
 .venv-clients/.installed: $(VENV)/.python tests/clients/requirements-extra.txt

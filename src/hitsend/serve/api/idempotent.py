@@ -26,11 +26,16 @@ KEYED_ROUTES = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embedd
 _REPLAYED: Header = (b"idempotent-replayed", b"true")
 
 
-async def once(exchange: Exchange, store: IdempotencyStore, work: Callable[[Exchange], Awaitable[None]]) -> None:
-    """Work, or replay. Raises InvalidRequest, IdempotencyConflict, IdempotencyMismatch, what reading a body raises, and
-    what the work raises.
+async def once(exchange: Exchange, store: IdempotencyStore | None, work: Callable[[Exchange], Awaitable[None]]) -> None:
+    """Work, or replay; without a store the key is only looked at.
+
+    Raises InvalidRequest, IdempotencyConflict, IdempotencyMismatch, what reading a body raises, and what the work
+    raises.
     """
     key = _key(exchange.header_values(NAME))
+    if store is None:
+        await work(exchange)
+        return
     body = await read_json_body(exchange.receive, exchange.headers, exchange.services.access)
     exchange.receive = _again(body, exchange.receive)
     digest = hashlib.sha256(exchange.route.encode() + b"\0" + body).hexdigest()
@@ -62,7 +67,7 @@ def _key(values: list[bytes]) -> str:
     """The one key. Raises InvalidRequest: a key that isn't understood must not be passed over."""
     if len(values) != 1:
         raise InvalidRequest(f"idempotency-key: {len(values)} of them, expected one", param="idempotency-key")
-    value = values[0].strip()
+    value = values[0]
     if not 1 <= len(value) <= MAX_CHARS:
         raise InvalidRequest(
             f"idempotency-key: {len(value)} characters, limit 1 to {MAX_CHARS}", param="idempotency-key"

@@ -127,9 +127,8 @@ class Routes:
         if handler is None:
             raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
         check_rights(exchange.principal, exchange.route)
-        store = services.idempotency
-        if store is not None and idempotent.NAME in exchange.headers and exchange.route in idempotent.KEYED_ROUTES:
-            await idempotent.once(exchange, store, handler)
+        if idempotent.NAME in exchange.headers and exchange.route in idempotent.KEYED_ROUTES:
+            await idempotent.once(exchange, services.idempotency, handler)
         else:
             await handler(exchange)
 
