@@ -141,7 +141,25 @@ class LlamaDecoder:
             self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         else:
             # seq_cp between streams copies the stream's whole buffer; saved state holds only the used cells.
-            self._copy_state(source, target)
+            self.restore(target, self.save(source))
+
+    def truncate(self, slot: int, num_tokens: int) -> bool:
+        """Forget what the slot holds from position `num_tokens` on; False, and nothing changed, where it can't."""
+        return bool(self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens or -1, -1))
+
+    def save(self, slot: int) -> NDArray[np.uint8]:
+        """All that the slot holds, as bytes in host memory."""
+        saved = np.empty(self.state_bytes(slot), np.uint8)
+        written = self._lib.llama_state_seq_get_data_ext(self._context, saved.ctypes.data, saved.size, slot, 0)
+        if written != saved.size:
+            raise DecoderFailed(f"could not save a sequence: {written} of {saved.size} bytes", is_fatal=True)
+        return saved
+
+    def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
+        """Fill an empty slot with what `save` gave."""
+        read = self._lib.llama_state_seq_set_data_ext(self._context, saved.ctypes.data, saved.size, slot, 0)
+        if read != saved.size:
+            raise DecoderFailed(f"could not restore a sequence: {read} of {saved.size} bytes", is_fatal=True)
 
     def cells_used(self, slot: int) -> int:
         """What the library itself says that the slot holds, in cells."""
@@ -244,12 +262,3 @@ class LlamaDecoder:
             for slot, at in zip(slots, first, strict=True)
             if self._lib.llama_memory_seq_pos_max(self._memory, int(slot)) >= self._positions[at]
         )
-
-    def _copy_state(self, source: int, target: int) -> None:
-        size = self.state_bytes(source)
-        saved = np.empty(size, np.uint8)
-        address = saved.ctypes.data
-        written = self._lib.llama_state_seq_get_data_ext(self._context, address, size, source, 0)
-        read = self._lib.llama_state_seq_set_data_ext(self._context, address, written, target, 0)
-        if not written or read != written:
-            raise DecoderFailed(f"could not copy a sequence: {written} bytes saved, {read} restored", is_fatal=True)

@@ -90,3 +90,19 @@ class Decoder(Protocol):
     def copy(self, source: int, target: int) -> None:
         """Give an empty slot a copy of what the source holds."""
         ...
+
+    def truncate(self, slot: int, num_tokens: int) -> bool:
+        """Forget what the slot holds from position `num_tokens` on; False, and nothing changed, where it can't.
+
+        A model with recurrent layers can't go back in general: what it keeps per sequence is one state, not one per
+        token. Forgetting everything (0) always works.
+        """
+        ...
+
+    def save(self, slot: int) -> NDArray[np.uint8]:
+        """All that the slot holds, as bytes in host memory: attention cells and recurrent state."""
+        ...
+
+    def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
+        """Fill an empty slot with what `save` gave, of this model and this build. Raises DecoderFailed (fatal)."""
+        ...
