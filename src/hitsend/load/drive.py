@@ -2,7 +2,7 @@
 
 Enters: conversations, and what sends one ask. Leaves: samples, added as they end, so that what was measured until an
 interruption is there. Always true: an open loop sends at its times however slow the answers are, and each sample counts
-from its time; beyond `MOST_OPEN` at once it says `client_limit` instead of waiting, since waiting would be omission;
+from its time; beyond `most_open` at once it says `client_limit` instead of waiting, since waiting would be omission;
 both loops end, by count or by duration, and then by the timeout of what still runs. Next: `strain.py`.
 """
 
@@ -44,7 +44,13 @@ class Stage:
     """
 
     def __init__(
-        self, send: Send, start: Start, *, now: Clock = time.perf_counter, seen: Callable[[], None] | None = None
+        self,
+        send: Send,
+        start: Start,
+        *,
+        now: Clock = time.perf_counter,
+        seen: Callable[[], None] | None = None,
+        most_open: int = MOST_OPEN,
     ) -> None:
         self.samples: list[Sample] = []
         self.num_asked = 0
@@ -54,6 +60,7 @@ class Stage:
         """How long new requests were sent; what follows is waiting for the last answers."""
         self._send, self._start, self._now = send, start, now
         self._seen = seen or _nothing
+        self._most_open = most_open
         self._zero_s = now()
 
     def begin(self) -> float:
@@ -106,7 +113,7 @@ class Stage:
                     await asyncio.sleep(wait_s)
                 if ask is None:
                     continue
-                if len(running) >= MOST_OPEN:
+                if len(running) >= self._most_open:
                     self._refuse(at_s)
                     continue
                 task = asyncio.ensure_future(converse(conversation, ask, at_s))
@@ -152,7 +159,7 @@ class Stage:
         self._seen()
 
     def _refuse(self, at_s: float) -> None:
-        detail = f"{MOST_OPEN} requests open at once: more are not opened"
+        detail = f"{self._most_open} requests open at once: more are not opened"
         number, now_s = self.num_asked, self._at()
         self.num_asked += 1
         self.samples.append(

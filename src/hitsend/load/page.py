@@ -23,15 +23,15 @@ _STYLE = """
 --a:#2563c9;--b:#c2571a;--c:#23804a;--d:#8a3fb0}
 @media(prefers-color-scheme:dark){:root{--paper:#14171a;--ink:#e6e9ec;--soft:#9aa4af;--line:#343b43;--tint:#1d2227;
 --bad:#ff8a80;--a:#7fb0ff;--b:#ffa66b;--c:#6fd39a;--d:#d39bf0}}
-body{background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:70rem;
-padding:1.5rem}
+body{background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,sans-serif;margin:0 auto;max-width:78rem;
+padding:1.5rem;overflow-wrap:anywhere}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .3rem}h3{font-size:1rem;margin:1.2rem 0 .3rem}
 p{margin:.3rem 0}.soft,figcaption{color:var(--soft)}.bad{color:var(--bad)}.wide{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;white-space:nowrap}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}thead th{color:var(--soft);font-weight:600}
-.plots{display:flex;flex-wrap:wrap;gap:1rem}svg{width:100%;height:auto;display:block}
-figure{margin:0;flex:1 1 20rem;max-width:34rem;background:var(--tint);padding:.6rem;border-radius:.4rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,18rem),1fr));gap:1rem}svg{width:100%;height:auto;display:block}
+figure{margin:0;background:var(--tint);padding:.6rem;border-radius:.4rem}
 svg text{fill:var(--soft);font:11px system-ui,sans-serif}.axis{stroke:var(--line)}
 .k0{--k:var(--a)}.k1{--k:var(--b)}.k2{--k:var(--c)}.k3{--k:var(--d)}
 .line{fill:none;stroke:var(--k);stroke-width:2}.dot,.bar{fill:var(--k)}svg .name{fill:var(--k)}
@@ -141,7 +141,7 @@ def _over_loads(levels: list[Level]) -> Iterator[str]:
     if len(first) < 2:
         return
     loads = [float(one.concurrency or one.rate_per_s or 0.0) for one in first]
-    kind = "at once" if first[0].concurrency else "requests/s"
+    kind = "requests at once" if first[0].concurrency else "requests per second"
     speed = [("output tokens/s", [one.output_tokens_per_s for one in first])]
     late = [
         (f"TTFT {part}", [getattr(one.ttft_ms, part) if one.ttft_ms else None for one in first])

@@ -17,7 +17,7 @@ from hitsend.load.lengths import dice
 from hitsend.load.result import Facts
 from hitsend.load.sample import Sample
 from hitsend.load.target import Dialect
-from hitsend.load.words import FEWEST, PROBES, WORDS, Vocabulary, calibrated
+from hitsend.load.words import CANDIDATES, FEWEST, PROBES, WORDS, Vocabulary, calibrated
 from hitsend.load.workload import Ask
 
 DIALECTS = (
@@ -130,25 +130,32 @@ async def _tokenize_form(client: Client) -> str | None:
 
 async def _vocabulary(client: Client, form: str | None, first: Sample, *, has_system: bool, seed: int) -> Vocabulary:
     small = first.claimed_input
-    words = await _single(client, form) if form is not None else ()
-    if form is not None and small is not None and len(words) >= FEWEST:
+    openings, words = await _single(client, form) if form is not None else ((), ())
+    if form is not None and small is not None and min(len(openings), len(words)) >= FEWEST:
         counts = [await count(client, form, text) for text in _texts(PROBES[0], seed, has_system=has_system)]
         own = sum(number or 0 for number in counts)
         if all(counts) and own <= small:
-            return Vocabulary(words, 1.0, small - own, is_exact=True)
+            return Vocabulary(words, openings, 1.0, small - own, is_exact=True)
     large = (await _ask(client, PROBES[1], seed, has_system=has_system)).claimed_input
     if small is None or large is None:
         return Vocabulary()
-    return Vocabulary(WORDS, *calibrated(small, large))
+    return Vocabulary(WORDS, WORDS, *calibrated(small, large))
 
 
-async def _single(client: Client, form: str) -> tuple[str, ...]:
-    """The words that are one token both at the start of a text and behind a space."""
+async def _single(client: Client, form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words that are one token: at the start of a text, and behind a space. All at once, if that shows them."""
     lane = asyncio.Semaphore(LANES)
 
-    async def tokens(word: str) -> int | None:
+    async def tokens(text: str) -> int | None:
         async with lane:
-            return await count(client, form, f"{word} {word}")
+            return await count(client, form, text)
 
-    counts = await asyncio.gather(*(tokens(word) for word in WORDS))
-    return tuple(word for word, number in zip(WORDS, counts, strict=True) if number == 2)
+    async def single(words: tuple[str, ...]) -> tuple[str, ...]:
+        counts = await asyncio.gather(*(tokens(f"{word} {word}") for word in words))
+        return tuple(word for word, number in zip(words, counts, strict=True) if number == 2)
+
+    openings = await single(CANDIDATES)
+    together = " ".join([*openings[:1], *WORDS])
+    if openings and await tokens(together) == len(WORDS) + 1:
+        return openings, WORDS
+    return openings, await single(WORDS)

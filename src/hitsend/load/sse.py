@@ -108,12 +108,11 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._size = 0
 
     def feed(self, received: bytes) -> list[bytes]:
         """Raises BadStream where an event doesn't end."""
         *lines, self._rest = (self._rest + received).split(b"\n")
-        if len(self._rest) > MOST_EVENT_BYTES:
-            raise BadStream(f"an event of more than {MOST_EVENT_BYTES} bytes")
         found = []
         for line in lines:
             if line.endswith(b"\r"):
@@ -121,7 +120,10 @@ class Events:
             if not line:
                 if self._data:
                     found.append(b"\n".join(self._data))
-                    self._data = []
+                    self._data, self._size = [], 0
             elif line.startswith(b"data:"):
                 self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+                self._size += len(line)
+        if self._size + len(self._rest) > MOST_EVENT_BYTES:
+            raise BadStream(f"an event of more than {MOST_EVENT_BYTES} bytes")
         return found

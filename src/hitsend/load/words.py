@@ -23,15 +23,18 @@ WORDS = tuple(_PLAIN.split())
 
 FEWEST = 16
 """Words that must be one token each for a vocabulary to be exact."""
+CANDIDATES = WORDS[:24]
+"""Words that are looked at for the beginning of a text, where no space is in front."""
 PROBES = (8, 72)
 """Words in the two probes by which an estimate is calibrated."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
     """`overhead`: tokens that the template adds around the messages of a first turn. `is_exact`: by the target's own
-    tokenizer; else by its usage, a line through two probes."""
+    tokenizer; else by its usage, a line through two probes. `openings`: the words that a text may begin with."""
 
     words: tuple[str, ...] = WORDS
+    openings: tuple[str, ...] = WORDS
     tokens_per_word: float = 1.0
     overhead: int = 0
     is_exact: bool = False
@@ -42,7 +45,8 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
     def text(self, chance: random.Random, tokens: float) -> str:
         """So many tokens of words."""
-        return " ".join(chance.choices(self.words, k=self.num_words(tokens)))
+        rest = chance.choices(self.words, k=self.num_words(tokens) - 1)
+        return " ".join([chance.choice(self.openings), *rest])
 
 
 def calibrated(small: int, large: int) -> tuple[float, int]:
