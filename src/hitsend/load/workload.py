@@ -97,7 +97,8 @@ class Conversation:
     def __init__(self, workload: Workload, stage: str, number: int, recorded: Recorded | None) -> None:
         self._workload = workload
         self._recorded = recorded
-        self._chance = dice(workload.seed, stage, number)
+        self._parts = (workload.seed, stage, number)
+        self._chance = dice(*self._parts)
         self._messages: list[dict[str, Any]] = []
         self._turn = 0
         self._turns = 1 if recorded is not None else workload.shape.turns
@@ -157,5 +158,5 @@ class Conversation:
         return Ask(body, None, allowed, 1, self._cut(allowed or 16))
 
     def _cut(self, output: int) -> int | None:
-        drawn = self._chance.random()
-        return self._chance.randint(1, max(1, output - 1)) if drawn < self._workload.abort else None
+        chance = dice(*self._parts, self._turn, "cut")  # of its own: what is cut doesn't hang on what is said
+        return chance.randint(1, max(1, output - 1)) if chance.random() < self._workload.abort else None
