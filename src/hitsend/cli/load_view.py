@@ -2,7 +2,7 @@
 
 Enters: stages while they run, then the run and its document. Leaves: lines in the terminal. Always true: the bar goes
 to stderr and only to a terminal; names from outside are printed as text, never as markup, and can't drive the terminal.
-Next: `plots.py` in `load/`.
+Next: `load/plots.py`.
 """
 
 import sys

@@ -17,6 +17,7 @@ from hitsend.load.result import Run, TargetRun
 from hitsend.load.saturation import find
 
 VERSION = 1
+FEW = 100
 
 
 def document(run: Run, *, note: str | None = None) -> dict[str, Any]:
@@ -102,6 +103,8 @@ def warnings(run: Run) -> Iterator[str]:
         for measured in one.measured:
             for text in _of_level(measured.level):
                 yield f"{one.target.name}, {title(measured.level)}: {text}"
+        for text in _of_levels([measured.level for measured in one.measured]):
+            yield f"{one.target.name}, {text}"
 
 
 def _of_target(run: Run, one: TargetRun) -> Iterator[str]:
@@ -113,12 +116,26 @@ def _of_target(run: Run, one: TargetRun) -> Iterator[str]:
         yield "there is no usage in streams: an answer's pieces are counted as its tokens"
 
 
-def _of_level(level: Level) -> Iterator[str]:
-    if level.client.is_limit:
+def _of_levels(levels: list[Level]) -> Iterator[str]:
+    """What concerns many levels alike is said once."""
+    strained = [level for level in levels if level.client.is_limit]
+    if strained:
+        lag, cpu = (max(getattr(one.client, name) for one in strained) for name in ("lag_p99_ms", "cpu_percent"))
         yield (
-            f"the client was the bottleneck, or its machine was busy (event loop {level.client.lag_p99_ms:.0f} ms late "
-            f"at p99, {level.client.cpu_percent:.0f} % of a core): the server may do better than these figures"
+            f"{_titles(strained)}: the client was the bottleneck, or its machine was busy (event loop up to "
+            f"{lag:.0f} ms late at p99, up to {cpu:.0f} % of a core): the server may do better than these figures"
         )
+    few = [level for level in levels if 0 < level.requests.ok < FEW]
+    if few:
+        yield f"{_titles(few)}: p99 of fewer than {FEW} answers is their slowest one or two"
+
+
+def _titles(levels: list[Level]) -> str:
+    shown = [title(level) for level in levels]
+    return "; ".join(shown if len(shown) <= 4 else [*shown[:3], f"{len(shown) - 3} more"])
+
+
+def _of_level(level: Level) -> Iterator[str]:
     if level.is_growing:
         yield "requests piled up: more came than were served, so latencies depend on how long it ran"
     if level.usage.is_believable is False:
@@ -132,8 +149,6 @@ def _of_level(level: Level) -> Iterator[str]:
     if level.requests.errors:
         kinds = ", ".join(f"{kind} {number}" for kind, number in level.errors.items())
         yield f"{level.requests.errors} of {level.requests.sent} requests failed: {kinds}"
-    if 0 < level.requests.ok < 100:
-        yield f"p99 of {level.requests.ok} answers is their slowest one or two"
 
 
 def title(level: Level) -> str:

@@ -222,14 +222,16 @@ def _level(
     plan: Plan, line: _Line, stage: Stage, load: _Load, seen: tuple[Strain, dict[int, int] | None, bool]
 ) -> Level:
     strain, own, is_interrupted = seen
+    # of an open loop that was to last so long, the time after its last request counts too
+    lasts = plan.duration_s if load.rate_per_s is not None and plan.requests is None and not is_interrupted else None
     facts = StageFacts(
         mode="open" if load.concurrency is None else "closed",
         concurrency=load.concurrency,
         rate_per_s=load.rate_per_s,
         arrivals=None if load.concurrency is not None else "trace" if load.rate_per_s is None else plan.arrivals,
         round=load.round,
-        wall_s=stage.wall_s,
-        sending_s=stage.sending_s,
+        wall_s=max(stage.wall_s, lasts or 0.0),
+        sending_s=max(stage.sending_s, lasts or 0.0),
         strain=strain,
         slo=plan.slo,
         own=own,

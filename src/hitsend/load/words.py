@@ -43,7 +43,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
         """Words that make so many tokens; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
 
-    def text(self, chance: random.Random, tokens: float) -> str:
+    def write(self, chance: random.Random, tokens: float) -> str:
         """So many tokens of words."""
         rest = chance.choices(self.words, k=self.num_words(tokens) - 1)
         return " ".join([chance.choice(self.openings), *rest])

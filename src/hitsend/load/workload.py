@@ -87,7 +87,7 @@ class Workload(msgspec.Struct, frozen=True):
         """With its shared system prompt made, once for the whole run."""
         if not self.shape.system:
             return self
-        text = self.vocabulary.text(dice(self.seed, "shared"), self.shape.system)
+        text = self.vocabulary.write(dice(self.seed, "shared"), self.shape.system)
         return msgspec.structs.replace(self, shared=text)
 
 
@@ -123,14 +123,14 @@ class Conversation:
 
     def _completion(self, tokens: int) -> tuple[dict[str, Any], int]:
         vocabulary, shared = self._workload.vocabulary, self._workload.shape.system
-        text = vocabulary.text(self._chance, tokens - vocabulary.overhead)
+        text = vocabulary.write(self._chance, tokens - vocabulary.overhead)
         text = f"{self._workload.shared} {text}" if shared else text
         return {"prompt": text}, tokens + shared
 
     def _chat(self, answer: str | None, tokens: int) -> tuple[dict[str, Any], int | None]:
         if self._turn > 1:
             said = {"role": "assistant", "content": answer or ""}
-            user = {"role": "user", "content": self._workload.vocabulary.text(self._chance, tokens)}
+            user = {"role": "user", "content": self._workload.vocabulary.write(self._chance, tokens)}
             self._messages = [*self._messages, said, user]
             return {"messages": self._messages}, None
         self._messages, expected = self._first(tokens)
@@ -141,13 +141,13 @@ class Conversation:
         for every request, where none is given, and a prefix cache would then compute less than was asked for."""
         vocabulary, shared = self._workload.vocabulary, self._workload.shape.system
         if not self._workload.has_system:
-            text = vocabulary.text(self._chance, tokens - vocabulary.overhead)
+            text = vocabulary.write(self._chance, tokens - vocabulary.overhead)
             text = f"{self._workload.shared} {text}" if shared else text
             return [{"role": "user", "content": text}], tokens + shared
         one = round(vocabulary.tokens_per_word)
-        system = self._workload.shared or vocabulary.text(self._chance, one)
+        system = self._workload.shared or vocabulary.write(self._chance, one)
         rest = tokens - vocabulary.overhead - (0 if shared else one)
-        user = vocabulary.text(self._chance, rest)
+        user = vocabulary.write(self._chance, rest)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         return messages, tokens + shared
 
