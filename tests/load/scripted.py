@@ -28,6 +28,15 @@ class Scripted:
         self.gate.set()
         mock.script = self._answer
 
+    def gate_at(self, number: int) -> None:
+        """From chat `number` on nothing is answered until the gate is set."""
+
+        async def shut(call: Call) -> None:
+            self.gate.clear()
+            await self._good(call)
+
+        self.scripts[number] = shut
+
     def prompts(self) -> list[str]:
         """The text of every chat's messages."""
         return [text_of(chat) for chat in self.chats]
@@ -73,7 +82,7 @@ def text_of(body: dict) -> str:
 
 async def refuse(call: Call) -> None:
     """429."""
-    await call.answer("429 Too Many Requests", {"error": {"code": "rate_limit_exceeded"}})
+    await call.answer("429 Too Many Requests", b'{"error": {"code":\n"rate_limit_exceeded \x1b[2J"}}')
 
 
 async def break_off(call: Call) -> None:

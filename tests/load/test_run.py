@@ -212,6 +212,27 @@ async def test_a_stalled_server_is_interrupted_and_what_was_measured_is_kept(ser
     assert "interrupted: the last level is incomplete" in document(done)["warnings"]
 
 
+async def test_an_open_loop_goes_on_while_nothing_is_answered(server):
+    """The server stands still from the first request on and goes on only when all twenty are there."""
+    probes = 1
+
+    async def release():
+        async with asyncio.timeout(60):
+            while len(server.chats) < probes + 20:
+                await asyncio.sleep(0.01)
+        server.gate.set()
+
+    server.gate_at(probes)
+    releasing = asyncio.create_task(release())
+    found = await measured(server, concurrency=(), rates=(100.0,), arrivals="constant", requests=20)
+    await releasing
+    assert found.level.requests.ok == 20
+    last_sent = max(one.sent_s for one in found.samples)
+    for one in found.samples:
+        assert one.arrivals_s[0] >= last_sent
+        assert one.e2e_ms >= (last_sent - one.intended_s) * 1000
+
+
 async def test_a_request_that_never_ends_is_a_timeout(server):
     server.gate.clear()
     async with Client(Target("a", server.url, "scripted"), timeout_s=0.1) as client:
@@ -241,5 +262,6 @@ async def test_who_is_not_there_or_refuses_is_one_line(server):
     with pytest.raises(ConfigError, match="--model=gpt: target a has scripted, other"):
         await run(plan(server, targets=(Target("a", server.url, model="gpt"),)), Quiet())
     server.scripts = {0: refuse}
-    with pytest.raises(ConfigError, match="http_429"):
+    with pytest.raises(ConfigError, match="http_429") as refused:
         await run(plan(server), Quiet())
+    assert str(refused.value).isprintable()

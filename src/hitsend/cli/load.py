@@ -17,8 +17,8 @@ import typer
 import uvloop
 from rich.console import Console
 
+from hitsend.cli import CallFailed, options
 from hitsend.cli import load_flags as flags
-from hitsend.cli import options
 from hitsend.cli.client import Client
 from hitsend.cli.load_server import own_server
 from hitsend.cli.load_view import Bar, summary
@@ -131,10 +131,13 @@ def _write(done: Run, note: str | None, *, as_json: bool, csv: Path | None, html
         print(json.dumps(result, ensure_ascii=False))
     else:
         summary(done, result, Console(highlight=False))
-    if csv is not None:
-        with csv.open("w", encoding="utf-8", newline="") as file:
-            write_rows(done, file)
-        print(f"wrote {csv}", file=sys.stderr)
-    if html is not None:
-        html.write_text(page(done, result), encoding="utf-8")
-        print(f"wrote {html}", file=sys.stderr)
+    try:
+        if csv is not None:
+            with csv.open("w", encoding="utf-8", newline="") as file:
+                write_rows(done, file)
+            print(f"wrote {csv}", file=sys.stderr)
+        if html is not None:
+            html.write_text(page(done, result), encoding="utf-8")
+            print(f"wrote {html}", file=sys.stderr)
+    except OSError as error:
+        raise CallFailed(f"{error.filename} can't be written: {error.strerror}") from error

@@ -45,7 +45,7 @@ async def first_model(client: Client) -> tuple[str, int | None]:
     if not wanted and not models:
         raise ConfigError(f"target {name}: /v1/models answered {status} without a model: name one with --model")
     if wanted and models and all(one["id"] != wanted for one in models):
-        known = ", ".join(str(one["id"]) for one in models[:5])
+        known = _plain(", ".join(str(one["id"])[:100] for one in models[:5]))
         raise ConfigError(f"flag --model={wanted}: target {name} has {known}")
     chosen = next((one for one in models if one["id"] == wanted or not wanted), {})
     return wanted or chosen["id"], _context(chosen)
@@ -87,7 +87,13 @@ async def _dialect(client: Client, seed: int) -> tuple[bool, Sample]:
 
 
 def _refusal(client: Client, sample: Sample) -> ConfigError:
-    return ConfigError(f"target {client.target.name}: a first small request failed: {sample.error}: {sample.detail}")
+    said = _plain(sample.detail)
+    return ConfigError(f"target {client.target.name}: a first small request failed: {sample.error}: {said}")
+
+
+def _plain(text: str) -> str:
+    """What a server said, as part of one line that can't drive a terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _texts(words: int, seed: int, *, has_system: bool) -> tuple[str, ...]:

@@ -159,21 +159,21 @@ async def _measure(plan: Plan, line: _Line, load: _Load, watcher: Watcher) -> Le
     stage = Stage(line.client.send, lambda index: line.workload.conversation(name, index), seen=watcher.seen)
     title = f"{line.client.target.name}: {load.title()}" + (f", round {load.round + 1}" if plan.rounds > 1 else "")
     drive = _driver(plan, stage, load, title, watcher)
-    cancelled: asyncio.CancelledError | None = None
-    async with watched() as watch:
-        line.client.start_s = stage.begin()
-        try:
-            await drive()
-        except asyncio.CancelledError as error:
-            cancelled = error
-        strain = watch.strain()
-    own = None if cancelled else await _count_again(line, stage.samples)
-    level = _level(plan, line, stage, load, (strain, own, cancelled is not None))
-    samples = [msgspec.structs.replace(one, text="", content="") if one.text else one for one in stage.samples]
-    if samples:
-        line.run.measured.append(Measured(level, samples))
-    if cancelled:
-        raise cancelled
+    strain, own, is_interrupted = Strain(), None, True
+    try:
+        async with watched() as watch:
+            line.client.start_s = stage.begin()
+            try:
+                await drive()
+                is_interrupted = False
+            finally:
+                strain = watch.strain()
+        own = await _count_again(line, stage.samples)
+    finally:  # also of what was interrupted
+        level = _level(plan, line, stage, load, (strain, own, is_interrupted))
+        samples = [msgspec.structs.replace(one, text="", content="") if one.text else one for one in stage.samples]
+        if samples:
+            line.run.measured.append(Measured(level, samples))
     return level
 
 
