@@ -4,7 +4,7 @@ from itertools import pairwise
 from statistics import fmean, median, pvariance
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
@@ -23,6 +23,7 @@ DISTRIBUTIONS = st.one_of(
 )
 
 
+@settings(max_examples=40)
 @given(DISTRIBUTIONS, st.integers())
 def test_draws_lie_within_bounds_and_come_again(text, seed):
     length = read_length("--input", text)
@@ -31,12 +32,14 @@ def test_draws_lie_within_bounds_and_come_again(text, seed):
     assert drawn == [length.draw(dice(seed, number)) for number in range(50)]
 
 
+@settings(max_examples=40)
 @given(DISTRIBUTIONS)
 def test_a_length_says_what_was_typed(text):
     length = read_length("--input", text)
     assert read_length("--input", length.said()) == length
 
 
+@settings(max_examples=40)
 @given(DISTRIBUTIONS, st.floats(0.01, 1.0))
 def test_scaling_keeps_the_form_and_never_reaches_zero(text, factor):
     length = read_length("--input", text)
@@ -85,6 +88,7 @@ def test_a_length_that_cannot_be_names_flag_and_value(text):
     assert f"--output={text}" in str(refused.value)
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(KINDS), st.floats(0.1, 500), st.floats(0.1, 20), st.integers(1, 300), st.integers())
 def test_arrivals_are_ordered_bounded_and_come_again(kind, rate, duration_s, requests, seed):
     bounds = {"duration_s": duration_s, "requests": requests, "seed": seed}
