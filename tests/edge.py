@@ -210,7 +210,7 @@ class Edge:
             models=lambda: (ServedModel(id="m", created=1, context=2048),),
             state=lambda: {"running": 0},
             health=lambda: health or Health(is_healthy=True, is_ready=True),
-            render_metrics=lambda: ("text/plain", b"up 1\n"),
+            render_metrics=lambda _is_openmetrics: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
             embed=self._embed,
             embedding_model=embedding_model,

@@ -292,6 +292,17 @@ class RecordSettings(Section, frozen=True):
     """Step events kept per request; later ones are summed into the segments only."""
 
 
+class SloSettings(Section, frozen=True):
+    """What a request is promised, for goodput: the share of requests that met all of it. Changes nothing else."""
+
+    ttft_s: Seconds | None = 2.0
+    """To the first token."""
+    tpot_s: Seconds | None = 0.1
+    """Per token after the first, on average."""
+    e2e_s: Seconds | None = None
+    """From arrival to the last byte."""
+
+
 class ResponsesSettings(Section, frozen=True):
     """Answers of /v1/responses that clients ask to be stored, with the text of their conversation."""
 
@@ -320,6 +331,7 @@ class Settings(Section, frozen=True):
     stream: StreamSettings = StreamSettings()
     usage: UsageSettings = UsageSettings()
     record: RecordSettings = RecordSettings()
+    slo: SloSettings = SloSettings()
     responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = ()

@@ -130,7 +130,7 @@ async def built(
             stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
         rates = Rates()
         observer = shared.observer if shared is not None else metrics
-        flights = Flights(stores.records, observer, clock, settings.record, rates.observe)
+        flights = Flights(stores.records, observer, clock, settings.record, rates.observe, objectives=settings.slo)
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)

@@ -8,14 +8,18 @@ open flight can be looked at any time. Next: `api/`.
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
+from hitsend.core.errors import LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
-from hitsend.serve.usage import metrics as counted
-from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.serve.usage import figures as counted
+from hitsend.serve.usage.figures import RequestFigures
+from hitsend.serve.usage.objectives import outcome
 from hitsend.serve.usage.records import RecordStore, RecordSummary
-from hitsend.settings import RecordSettings
+from hitsend.settings import RecordSettings, SloSettings
 
 UNSERVED = "none"
 """The model label of requests that named no served model: what a client typed never becomes a label."""
@@ -29,13 +33,21 @@ class Flights:
     """Open flights by request id, in front of the store of closed ones."""
 
     def __init__(
-        self, store: RecordStore, metrics: counted.Observer, clock: Clock, settings: RecordSettings, also: Observer
+        self,
+        store: RecordStore,
+        metrics: counted.Observer,
+        clock: Clock,
+        settings: RecordSettings,
+        also: Observer,
+        *,
+        objectives: SloSettings,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._clock = clock
         self._settings = settings
         self._also = also
+        self._objectives = objectives
         self._open: dict[str, Flight] = {}
 
     def open(self, request_id: str, principal: Principal) -> Flight:
@@ -52,6 +64,7 @@ class Flights:
         self._open.pop(flight.request_id, None)
         self._store.put(summary(flight), flight.encode())
         ended = figures(flight)
+        ended = msgspec.structs.replace(ended, outcome=outcome(ended, self._objectives))
         self._metrics.observe_request(ended)
         self._also(ended)
 
@@ -107,6 +120,7 @@ def figures(flight: Flight) -> RequestFigures:
         wall_s=flight.wall_ms / 1000.0,
         queue_s=spent["wait"] / 1000.0 if has_queued else None,
         prefill_s=(spent["prefill_own"] + spent["prefill_shared"]) / 1000.0 if first is not None else None,
+        decode_s=(spent["decode_own"] + spent["decode_shared"]) / 1000.0 or None,
         ttft_s=None if first is None else first - flight.received_at,
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         gaps_s=tuple(gaps),
@@ -116,7 +130,10 @@ def figures(flight: Flight) -> RequestFigures:
         prompt_tokens=flight.usage.prompt_tokens,
         completion_tokens=flight.usage.completion_tokens,
         cached_tokens=flight.usage.cached_tokens,
+        reasoning_tokens=flight.usage.reasoning_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
         has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
+        request_id=flight.request_id,
+        refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
     )
