@@ -118,7 +118,7 @@ class KeptFlights:
         self.all: list[Flight] = []
         self.num_open = 0
 
-    def open(self, request_id: str, principal: Principal) -> Flight:
+    def open(self, request_id: str, principal: Principal, traceparent: str | None = None) -> Flight:
         flight = Flight(request_id, SystemClock())
         flight.principal = principal
         self.all.append(flight)

@@ -43,8 +43,8 @@ class Authenticator(Protocol):
 class Flights(Protocol):
     """The flight records that are being written."""
 
-    def open(self, request_id: str, principal: Principal) -> Flight:
-        """Begin one. Its id is this request's alone."""
+    def open(self, request_id: str, principal: Principal, traceparent: str | None = None) -> Flight:
+        """Begin one. Its id is this request's alone; `traceparent` is what its client sent, good or not."""
         ...
 
     def close(self, flight: Flight) -> None:
