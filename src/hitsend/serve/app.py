@@ -112,23 +112,7 @@ async def built(
     async with AsyncExitStack() as stack:
         stores = await open_stores(settings, clock, stack)
         started = await (children(settings, clock, metrics, stack) if shared is None else shared.start(settings, stack))
-        text, names, upstreams = started.text, started.names, started.upstreams
-        formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
-        stages = Stages(
-            clock=clock,
-            text=text,
-            budget=_budget(settings, started),
-            engines=started.engines,
-            prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
-            ledger=stores.ledger,
-            quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
-            wait_timeout_s=settings.engine.wait_timeout_s,
-            formats=formats,
-            markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
-            handovers=upstreams.handovers,
-        )
-        for model, served in stages.engines.items():
-            stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+        stages = _stages(settings, clock, started, stores, shared)
         rates = Rates()
         observer = shared.observer if shared is not None else metrics
         flights = Flights(
@@ -153,6 +137,28 @@ async def built(
             rates=rates,
             counters=counters if shared is None else None,
         )
+
+
+def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:
+    """What the pipeline calls. Raises ConfigError for a served model without a price."""
+    text, names, upstreams = started.text, started.names, started.upstreams
+    formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
+    stages = Stages(
+        clock=clock,
+        text=text,
+        budget=_budget(settings, started),
+        engines=started.engines,
+        prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
+        ledger=stores.ledger,
+        quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
+        wait_timeout_s=settings.engine.wait_timeout_s,
+        formats=formats,
+        markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
+        handovers=upstreams.handovers,
+    )
+    for model, served in stages.engines.items():
+        stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+    return stages
 
 
 def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
