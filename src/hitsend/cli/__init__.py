@@ -21,7 +21,7 @@ COMMANDS = {
     "serve": "Serve a model over HTTP until stopped.",
     "send": "Ask one question; show the answer and where its time went.",
     "chat": "Talk with the model in this terminal.",
-    "load": "Load any OpenAI-compatible server: latencies, throughput, goodput, saturation.",
+    "load": "Load any OpenAI-compatible server and measure it.",
     "inspect": "Show one request's flight record, or list the recent ones.",
     "keys": "Create, list, change, rotate and revoke API keys.",
     "orgs": "Organisations: what is granted to them.",

@@ -71,7 +71,7 @@ def load(
     csv: flags.Csv = None,
     html: flags.Html = None,
 ) -> None:
-    """Load any OpenAI-compatible server: latencies, throughput, goodput, saturation."""
+    """Load any OpenAI-compatible server and measure it."""
     typed = {name: value for name, value in locals().items() if name in flags.Given.__struct_fields__}
     source = ctx.get_parameter_source("key")
     is_key_typed = source is not None and source.name == "COMMANDLINE"

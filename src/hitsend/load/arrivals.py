@@ -5,6 +5,7 @@ them, which is what makes an open loop immune to coordinated omission; at most `
 gives the same times. Next: `words.py`.
 """
 
+import random
 from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Literal
@@ -23,22 +24,22 @@ def arrivals(
     duration_s: float | None,
     requests: int | None,
     seed: int,
+    part: str = "",
     burst_size: int = 8,
 ) -> list[float]:
     """Times in seconds, the first at or after 0; ends by whichever of the two bounds comes first.
 
     poisson: independent gaps with mean 1/rate. constant: every 1/rate. bursts: `burst_size` at one instant, such
-    instants being Poisson at rate/burst_size, so that the mean rate is the same.
+    instants being Poisson at rate/burst_size, so that the mean rate is the same. `part`: what of the run they are for.
     """
-    times: Iterator[float] = _times(kind, rate_per_s, seed, burst_size)
+    times: Iterator[float] = _times(kind, rate_per_s, dice(seed, "arrivals", kind, part), burst_size)
     if duration_s is not None:
         end = duration_s
         times = takewhile(lambda at: at < end, times)
     return list(islice(times, min(requests or MOST_REQUESTS, MOST_REQUESTS)))
 
 
-def _times(kind: Kind, rate_per_s: float, seed: int, burst_size: int) -> Iterator[float]:
-    chance = dice(seed, "arrivals", kind)
+def _times(kind: Kind, rate_per_s: float, chance: random.Random, burst_size: int) -> Iterator[float]:
     number = 0
     at = 0.0
     while True:

@@ -25,10 +25,16 @@ from hitsend.load.workload import Ask
 Clock = Callable[[], float]
 KEEP_TEXT = 1_000_000
 """Characters of an answer that are kept; one that goes on is still counted."""
+MOST_ANSWER_BYTES = 16_000_000
+"""Of a list of models or of tokens."""
 IDLE_S = 2.0
 """A connection that was idle for longer isn't used again: servers close theirs after some five seconds."""
 END_S = 1.0
 """How long the end of a body may lag behind `[DONE]` before its connection is given up."""
+
+
+class Unreachable(Exception):
+    """No answer to a plain question; the text says why."""
 
 
 class Client:
@@ -120,19 +126,26 @@ class Client:
             elif run.is_done and not response.content.at_eof():
                 await _finish(response)
 
-    async def get(self, url: str) -> tuple[int, Any]:
-        """Status and JSON (None where it is none). Raises aiohttp.ClientError, TimeoutError."""
-        async with asyncio.timeout(self._timeout_s):
-            async with self._session.get(url, headers=self._headers, allow_redirects=False) as response:
-                return response.status, _json(await _start(response, KEEP_TEXT))
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON (None where it is none) of a whole address. Raises Unreachable."""
+        return await self._ask("GET", path, None)
 
-    async def post(self, url: str, document: Any) -> tuple[int, Any]:
+    async def post(self, path: str, document: Any) -> tuple[int, Any]:
         """The same for a POST."""
-        async with asyncio.timeout(self._timeout_s):
-            headers = self._headers | {"content-type": "application/json"}
-            raw = msgspec.json.encode(document)
-            async with self._session.post(url, data=raw, headers=headers, allow_redirects=False) as response:
-                return response.status, _json(await _start(response, 16 * KEEP_TEXT))
+        return await self._ask("POST", path, msgspec.json.encode(document))
+
+    async def _ask(self, method: str, address: str, raw: bytes | None) -> tuple[int, Any]:
+        headers = self._headers | ({} if raw is None else {"content-type": "application/json"})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async with self._session.request(
+                    method, address, data=raw, headers=headers, allow_redirects=False
+                ) as response:
+                    return response.status, _json(await _start(response, MOST_ANSWER_BYTES))
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
 
 
 async def _finish(response: aiohttp.ClientResponse) -> None:

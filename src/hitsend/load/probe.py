@@ -8,11 +8,10 @@ with its own words. Next: `drive.py`.
 import asyncio
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.load.client import Client
+from hitsend.load.client import Client, Unreachable
 from hitsend.load.lengths import dice
 from hitsend.load.result import Facts
 from hitsend.load.sample import Sample
@@ -37,7 +36,7 @@ async def first_model(client: Client) -> tuple[str, int | None]:
     wanted, name = client.target.model, client.target.name
     try:
         status, document = await client.get(client.target.api("models"))
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except Unreachable as error:
         raise ConfigError(f"target {name}: no server at {client.target.url} ({error})") from error
     if status in (401, 403):
         raise ConfigError(f"target {name}: {status} from {client.target.url}: it wants a key (flag --key)")
@@ -121,7 +120,7 @@ async def count(client: Client, form: str, text: str) -> int | None:
         document = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
     try:
         status, answer = await client.post(f"{client.target.root()}/tokenize", document)
-    except (aiohttp.ClientError, TimeoutError, OSError):
+    except Unreachable:
         return None
     tokens = answer.get("tokens") if status == 200 and isinstance(answer, dict) else None
     return len(tokens) if isinstance(tokens, list) else None

@@ -201,6 +201,7 @@ def _times(plan: Plan, load: _Load) -> list[float]:
         duration_s=plan.duration_s,
         requests=plan.requests,
         seed=plan.seed,
+        part=f"{load.round}/{load.title()}",
         burst_size=plan.burst_size,
     )
 
