@@ -24,7 +24,7 @@ from hitsend.load.report import Level
 from hitsend.load.result import Measured, Run
 
 REFRESH_S = 0.1
-WIDTH = 32
+WIDTH = 28
 MOST_DRAWN = 1000
 """Answers whose gaps are drawn; all are counted."""
 SHOWN = ("output_tokens_per_s", "goodput_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "e2e_p50_ms")
