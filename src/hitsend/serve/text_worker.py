@@ -44,7 +44,7 @@ from hitsend.serve.chat.prompt import (
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.grammar import Compiler, grammar_text
 from hitsend.serve.engine.libllama import STRIPS_LEFT, STRIPS_RIGHT, UNKNOWN, die_with_parent, open_library
 from hitsend.serve.engine.vocabulary import SPACE_PREFIX_KEY, LoadedModel

@@ -26,7 +26,7 @@ from hitsend.serve.engine.embedding_messages import (
     encode,
     order_decoder,
 )
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_embedder import BATCH_INPUTS, LlamaEmbedder
 from hitsend.serve.engine.loading import num_cores

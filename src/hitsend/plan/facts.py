@@ -1,0 +1,225 @@
+"""The planner's data: models, GPUs and prices, each value with its source and the day it was read.
+
+Enters: the files of `data/`, and one of the user's own (`--facts FILE`) that goes before them. Leaves: typed entries, and
+what is wrong with them. Always true: no network; an entry without a source and a day isn't read at all; a user's entry of
+the same name replaces ours whole. Next: `models.py`.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+
+
+class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model by name. `config` holds the keys of its config.json; `total_params` what somebody else counted."""
+
+    name: str
+    source: str
+    as_of: date
+    config: dict[str, Any]
+    aliases: tuple[str, ...] = ()
+    total_params: int | None = None
+    active_params: int | None = None
+    uncertain: tuple[str, ...] = ()
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An accelerator. Rates are dense peaks, never the sparse ones of brochures; bandwidth is bytes a second, memory
+    bytes that a process can see."""
+
+    name: str
+    source: str
+    as_of: date
+    memory_bytes: int
+    bandwidth_bytes_per_s: int
+    aliases: tuple[str, ...] = ()
+    bf16_flops: float | None = None
+    fp8_flops: float | None = None
+    fp4_flops: float | None = None
+    int8_ops: float | None = None
+    link: str | None = None
+    link_bytes_per_s: int | None = None
+    pcie_bytes_per_s: int | None = None
+    power_w: int | None = None
+    is_memory_measured: bool = False
+    """`memory_bytes` is what a driver or an engine's log showed, not a brochure's number."""
+    measured_bf16_flops: float | None = None
+    note: str | None = None
+    uncertain: tuple[str, ...] = ()
+
+
+class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """USD per million tokens as decimal text; neurons per million tokens where the provider bills in those."""
+
+    provider: str
+    model: str
+    source: str
+    as_of: date
+    input: str
+    output: str
+    cached_input: str | None = None
+    batch_multiplier: str | None = None
+    aliases: tuple[str, ...] = ()
+    neurons_input: str | None = None
+    neurons_output: str | None = None
+    neurons_cached_input: str | None = None
+    is_paid_only: bool = False
+    valid_until: date | None = None
+    note: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As `--price` takes it."""
+        return f"{self.provider}:{self.model}"
+
+
+class Rental(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an hour of one GPU costs, as decimal text in USD."""
+
+    gpu: str
+    provider: str
+    source: str
+    as_of: date
+    usd_per_gpu_hour: str
+    min_gpus: int = 1
+    note: str | None = None
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything together."""
+
+    models: tuple[KnownModel, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    prices: tuple[ListPrice, ...] = ()
+    rentals: tuple[Rental, ...] = ()
+
+
+class Warned(msgspec.Struct, frozen=True):
+    """Something to look at. `kind`: `stale`, `conflict`, `expired` or `uncertain`."""
+
+    kind: str
+    what: str
+    message: str
+
+
+T = TypeVar("T", KnownModel, Gpu, ListPrice)
+_FILES = ("models", "gpus", "prices")
+
+
+@cache
+def shipped_facts() -> Facts:
+    """What the package brings."""
+    folder = files("hitsend.plan") / "data"
+    parts = [msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Facts) for name in _FILES]
+    return Facts(
+        models=parts[0].models, gpus=parts[1].gpus, prices=parts[2].prices, rentals=parts[2].rentals
+    )
+
+
+def load_facts(own: Path | None = None) -> Facts:
+    """The shipped ones with the user's on top. Raises ConfigError that names the file and the field."""
+    shipped = shipped_facts()
+    if own is None:
+        return shipped
+    mine = _read_own(own)
+    return Facts(
+        models=_merged(shipped.models, mine.models),
+        gpus=_merged(shipped.gpus, mine.gpus),
+        prices=_merged(shipped.prices, mine.prices),
+        rentals=(*mine.rentals, *shipped.rentals),
+    )
+
+
+def _read_own(path: Path) -> Facts:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".toml":
+            return msgspec.convert(tomllib.loads(content.decode()), type=Facts)
+        return msgspec.json.decode(content, type=Facts)
+    except OSError as failure:
+        raise ConfigError(f"can't read {path}: {failure.strerror}") from None
+    except (msgspec.DecodeError, msgspec.ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _merged(shipped: tuple[T, ...], mine: tuple[T, ...]) -> tuple[T, ...]:
+    names = {entry.name.casefold() for entry in mine}
+    return (*mine, *(entry for entry in shipped if entry.name.casefold() not in names))
+
+
+def check_facts(facts: Facts, own: Facts, today: date, max_age_days: int) -> list[Warned]:
+    """What is stale, expired, contradictory or unsure. `own`: the user's entries, compared with the shipped ones."""
+    found = [warned for entry in _dated(facts) for warned in _stale(entry, today, max_age_days)]
+    found += [
+        Warned("expired", price.name, f"its price counted until {price.valid_until}")
+        for price in facts.prices
+        if price.valid_until and price.valid_until < today
+    ]
+    found += _rental_conflicts(facts.rentals) + _price_conflicts(facts.prices)
+    found += [
+        Warned("conflict", entry.name, "your file replaces the shipped entry")
+        for kind in ("models", "gpus", "prices")
+        for entry in getattr(own, kind)
+        if any(entry.name.casefold() == mine.name.casefold() for mine in getattr(shipped_facts(), kind))
+    ]
+    found += [
+        Warned("uncertain", entry.name, "; ".join(entry.uncertain))
+        for entry in (*facts.models, *facts.gpus)
+        if entry.uncertain
+    ]
+    return found
+
+
+def own_facts(path: Path | None) -> Facts:
+    """The user's entries alone."""
+    return Facts() if path is None else _read_own(path)
+
+
+def _dated(facts: Facts) -> Iterable[tuple[str, date]]:
+    for entry in (*facts.gpus, *facts.prices):
+        yield entry.name, entry.as_of
+    for rental in facts.rentals:
+        yield f"{rental.provider}: {rental.gpu}", rental.as_of
+
+
+def _stale(entry: tuple[str, date], today: date, max_age_days: int) -> list[Warned]:
+    name, as_of = entry
+    age = (today - as_of).days
+    return [Warned("stale", name, f"read on {as_of}, {age} days ago, limit {max_age_days}")] * (age > max_age_days)
+
+
+def _rental_conflicts(rentals: tuple[Rental, ...]) -> list[Warned]:
+    """The same offer quoted differently on different days: only the newest may be used."""
+    by_offer: dict[tuple[str, str], list[Rental]] = {}
+    for rental in rentals:
+        by_offer.setdefault((rental.gpu, rental.provider), []).append(rental)
+    return [
+        Warned(
+            "conflict",
+            f"{provider}: {gpu}",
+            ", ".join(f"{one.usd_per_gpu_hour} USD on {one.as_of}" for one in sorted(same, key=lambda one: one.as_of))
+            + "; the newest counts",
+        )
+        for (gpu, provider), same in by_offer.items()
+        if len({one.usd_per_gpu_hour for one in same}) > 1
+    ]
+
+
+def _price_conflicts(prices: tuple[ListPrice, ...]) -> list[Warned]:
+    """A provider that bills in neurons shows dollars too; beyond rounding they must say the same."""
+    found = []
+    for price in prices:
+        for side in ("input", "output"):
+            neurons, shown = getattr(price, f"neurons_{side}"), float(getattr(price, side))
+            if neurons is not None and abs(float(neurons) * 11e-6 - shown) > max(0.0006, shown * 0.002):
+                told = f"{neurons} neurons are {float(neurons) * 11e-6:.4f} USD, shown are {shown}"
+                found.append(Warned("conflict", price.name, f"{side}: {told}"))
+    return found
