@@ -1,10 +1,10 @@
 """vLLM's block arithmetic: how a pool of bytes becomes blocks, and how many of them a request takes.
 
-Enters: kinds of layers with their bytes, what is free, and the request's length. Leaves: a `BlockPlan`. Always true: all
-kinds share one page size, so a hybrid's attention block grows until it holds a recurrent state; layers are grouped, a
-group takes one page per block for each of its layers, and padding layers are paid for; what the log calls "GPU KV cache
-size" is neither bytes nor bytes divided by bytes per token for such models. Source: kv_rules 3 and 4, which reproduce
-vLLM 0.13 to 0.30 digit for digit; vLLM's `kv_cache_utils` for the factor 1.25. Next: `cells.py`.
+Enters: kinds of layers with their bytes, what is free, and the request's length. Leaves: a `BlockPlan`. Always true:
+all kinds share one page size, so a hybrid's attention block grows until it holds a recurrent state; layers are
+grouped, a group takes one page per block for each of its layers, and padding layers are paid for; what the log calls
+"GPU KV cache size" is neither bytes nor bytes divided by bytes per token for such models. Source: kv_rules 3 and 4,
+which reproduce vLLM 0.13 to 0.30 digit for digit; vLLM's `kv_cache_utils` for the factor 1.25. Next: `cells.py`.
 """
 
 import math
@@ -126,7 +126,8 @@ def _block_tokens(kind: LayerKind, page: Fraction) -> int:
 
 
 def _blocks_of_one(kind: LayerKind, block: int, wanted: BlockRequest, copies: int) -> int:
-    """One group's blocks for one request: all tokens, or the window and what one step may add, or copies of the state."""
+    """One group's blocks for one request: all tokens, or the window and what one step may add, or copies of the
+    state."""
     if not block:
         return copies
     if kind.window_tokens is None:

@@ -1,9 +1,9 @@
 """llama.cpp's cells, hitsend's own pool of them, and SGLang's token pool.
 
-Enters: bytes per token and per sequence, what is free, and the sequences' length. Leaves: how many tokens and sequences
-fit. Always true: llama.cpp's cache is a rectangle of cells made at start-up, windows have one of their own, and recurrent
-states one slot per sequence and draft; hitsend shares one rectangle among all sequences; SGLang gives states a fixed part
-of the pool. Next: `overhead.py`.
+Enters: bytes per token and per sequence, what is free, and the sequences' length. Leaves: how many tokens and
+sequences fit. Always true: llama.cpp's cache is a rectangle of cells made at start-up, windows have one of their own,
+and recurrent states one slot per sequence and draft; hitsend shares one rectangle among all sequences; SGLang gives
+states a fixed part of the pool. Next: `overhead.py`.
 """
 
 import math
@@ -79,12 +79,10 @@ def shared_pool(costs: Costs, available: int, length: int) -> CellPool:
     per_token = costs.growing + costs.windowed
     each = padded(length) * per_token + costs.state
     slots = math.floor(available / each) if each else 0
-    left = available - max(1, slots) * costs.state
-    tokens = math.floor(max(Fraction(0), left) / per_token) if per_token else slots * length
-    return CellPool(
-        tokens=tokens // CELL_STEP * CELL_STEP, sequences=Fraction(max(0, left)) / (padded(length) * per_token)
-        if per_token and slots == 0 else Fraction(slots), state_slots=slots,
-    )
+    left = max(0, available - max(1, slots) * costs.state)
+    tokens = math.floor(left / per_token) if per_token else slots * length
+    part = Fraction(left) / (padded(length) * per_token) if per_token and not slots else Fraction(slots)
+    return CellPool(tokens=tokens // CELL_STEP * CELL_STEP, sequences=part, state_slots=slots)
 
 
 def sglang_pool(costs: Costs, available: int, length: int) -> CellPool:

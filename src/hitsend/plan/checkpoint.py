@@ -1,9 +1,9 @@
 """What a checkpoint is made of, as far as memory, time and money depend on it.
 
-Enters: numbers that `config.py` or `weights.py` read. Leaves: a `Checkpoint`: one `Layer` after the other, with what each
-keeps per token, what it keeps per sequence, and its parameters by component. Always true: nothing here is guessed;
-parameters are counted from the shapes of the matrices; where a shape isn't known, the parameters are None and whoever
-needs them refuses. Next: `config.py`.
+Enters: numbers that `config.py` or `weights.py` read. Leaves: a `Checkpoint`: one `Layer` after the other, with what
+each keeps per token, what it keeps per sequence, and its parameters by component. Always true: nothing here is
+guessed; parameters are counted from the shapes of the matrices; where a shape isn't known, the parameters are None and
+whoever needs them refuses. Next: `config.py`.
 """
 
 from collections.abc import Iterable
@@ -35,8 +35,8 @@ class KvLayer(msgspec.Struct, frozen=True):
 class StateLayer(msgspec.Struct, frozen=True):
     """What one recurrent layer keeps per sequence, however long that is.
 
-    Gated DeltaNet and Mamba-2 keep the same two things: the last `kernel - 1` inputs of a convolution over
-    `2 * groups * key_dim + value_heads * value_dim` channels, and one `key_dim x value_dim` matrix per value head (arXiv
+    Gated DeltaNet and Mamba-2 keep the same two things: the last `kernel - 1` inputs of a convolution over `2 * groups
+    * key_dim + value_heads * value_dim` channels, and one `key_dim x value_dim` matrix per value head (arXiv
     2412.06464; arXiv 2405.21060, where key_dim is called the state size).
     """
 

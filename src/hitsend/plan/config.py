@@ -24,9 +24,7 @@ def checkpoint_of(
     family = _family(keys)
     kinds = kinds_of_layers(keys, family)
     shared = shared_from(keys, kinds)
-    layers = tuple(
-        _layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds)
-    )
+    layers = tuple(_layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds))
     kv_kinds = [kind for kind in kinds if kind in ATTENTION]
     mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
     last = _layer(keys, family, kv_kinds[-1], len(kinds) - 1, is_shared=False) if kv_kinds else Layer()
@@ -107,21 +105,23 @@ def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
     heads = keys.number("num_attention_heads", "n_head")
     is_global = kind == "full_attention"
     kv_heads = keys.maybe("num_global_key_value_heads") if is_global else 0
-    kv_heads = kv_heads or (
-        keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0
-    ) or keys.number("num_key_value_heads")
+    kv_heads = (
+        kv_heads
+        or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
+        or keys.number("num_key_value_heads")
+    )
     dim = keys.maybe("global_head_dim") if is_global else 0
     dim = dim or keys.maybe("head_dim", "attention_head_dim") or family.head_dim or 0
     if not dim:
         hidden = keys.number("hidden_size")
         if hidden % heads:
-            raise ConfigError(f"{keys.source}: the key 'head_dim' is missing, and {hidden} / {heads} is no whole number")
+            raise ConfigError(
+                f"{keys.source}: the key 'head_dim' is missing, and {hidden} / {heads} is no whole number"
+            )
         dim = hidden // heads
     window = keys.number("sliding_window") if kind == "sliding_attention" else None
     chunk = keys.maybe("attention_chunk_size", default=8192) if kind == "chunked_attention" else None
-    return KvLayer(
-        kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk
-    )
+    return KvLayer(kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk)
 
 
 def _latent(keys: Keys) -> KvLayer:
@@ -174,10 +174,9 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
     biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
     biases += kv.heads if family.has_sinks else 0
-    found = matrices.grouped_attention(
+    return matrices.grouped_attention(
         hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=family.has_qk_norm, biases=biases
     )
-    return found
 
 
 def _feed_forward(keys: Keys, family: Family, index: int, hidden: int) -> Params:
@@ -216,9 +215,10 @@ def _experts(keys: Keys, family: Family, hidden: int) -> Params:
     inner = latent or hidden
     each = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(inner, width)
     each += (2 * width + hidden) if family.has_expert_bias else 0
-    shared_width = keys.maybe(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"
-    ) or keys.maybe("n_shared_experts", "num_shared_experts", default=family.shared_experts) * width
+    shared_width = (
+        keys.maybe("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+        or keys.maybe("n_shared_experts", "num_shared_experts", default=family.shared_experts) * width
+    )
     shared = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(hidden, shared_width)
     shared += hidden if family.has_shared_gate and shared_width else 0
     return Params(

@@ -1,8 +1,8 @@
 """The planner's data: models, GPUs and prices, each value with its source and the day it was read.
 
-Enters: the files of `data/`, and one of the user's own (`--facts FILE`) that goes before them. Leaves: typed entries, and
-what is wrong with them. Always true: no network; an entry without a source and a day isn't read at all; a user's entry of
-the same name replaces ours whole. Next: `models.py`.
+Enters: the files of `data/`, and one of the user's own (`--facts FILE`) that goes before them. Leaves: typed entries,
+and what is wrong with them. Always true: no network; an entry without a source and a day isn't read at all; a user's
+entry of the same name replaces ours whole. Next: `models.py`.
 """
 
 import tomllib
@@ -110,7 +110,7 @@ class Warned(msgspec.Struct, frozen=True):
     message: str
 
 
-T = TypeVar("T", KnownModel, Gpu, ListPrice)
+T = TypeVar("T", bound="KnownModel | Gpu | ListPrice")
 _FILES = ("models", "gpus", "prices")
 
 
@@ -119,9 +119,7 @@ def shipped_facts() -> Facts:
     """What the package brings."""
     folder = files("hitsend.plan") / "data"
     parts = [msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Facts) for name in _FILES]
-    return Facts(
-        models=parts[0].models, gpus=parts[1].gpus, prices=parts[2].prices, rentals=parts[2].rentals
-    )
+    return Facts(models=parts[0].models, gpus=parts[1].gpus, prices=parts[2].prices, rentals=parts[2].rentals)
 
 
 def load_facts(own: Path | None = None) -> Facts:
@@ -170,11 +168,10 @@ def check_facts(facts: Facts, own: Facts, today: date, max_age_days: int) -> lis
         for entry in getattr(own, kind)
         if any(entry.name.casefold() == mine.name.casefold() for mine in getattr(shipped_facts(), kind))
     ]
-    found += [
-        Warned("uncertain", entry.name, "; ".join(entry.uncertain))
-        for entry in (*facts.models, *facts.gpus)
-        if entry.uncertain
+    unsure = [(model.name, model.uncertain) for model in facts.models] + [
+        (gpu.name, gpu.uncertain) for gpu in facts.gpus
     ]
+    found += [Warned("uncertain", name, "; ".join(what)) for name, what in unsure if what]
     return found
 
 
@@ -184,8 +181,10 @@ def own_facts(path: Path | None) -> Facts:
 
 
 def _dated(facts: Facts) -> Iterable[tuple[str, date]]:
-    for entry in (*facts.gpus, *facts.prices):
-        yield entry.name, entry.as_of
+    for gpu in facts.gpus:
+        yield gpu.name, gpu.as_of
+    for price in facts.prices:
+        yield price.name, price.as_of
     for rental in facts.rentals:
         yield f"{rental.provider}: {rental.gpu}", rental.as_of
 

@@ -45,9 +45,7 @@ _LLAMA = Family(is_mha_by_default=True)
 _MISTRAL = Family(is_sliding_throughout=True)
 _QWEN_BIASED = Family(has_qkv_bias=True)
 _QWEN_NORMED = Family(has_qk_norm=True, head_dim=128)
-_HYBRID_QWEN = Family(
-    has_qk_norm=True, is_gated_attention=True, has_shared_gate=True, full_interval=4, head_dim=256
-)
+_HYBRID_QWEN = Family(has_qk_norm=True, is_gated_attention=True, has_shared_gate=True, full_interval=4, head_dim=256)
 _GEMMA = Family(has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, head_dim=256)
 _GEMMA_FOUR = Family(
     has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, has_mlp_beside_experts=True
@@ -87,12 +85,24 @@ FAMILIES: dict[str, Family] = {
     "gemma4": _GEMMA_FOUR,
     "gemma4_text": _GEMMA_FOUR,
     "gpt_oss": Family(
-        has_qkv_bias=True, has_out_bias=True, has_sinks=True, has_expert_bias=True, has_router_bias=True,
-        sliding_pattern=2, head_dim=64,
+        has_qkv_bias=True,
+        has_out_bias=True,
+        has_sinks=True,
+        has_expert_bias=True,
+        has_router_bias=True,
+        sliding_pattern=2,
+        head_dim=64,
     ),
     "opt": Family(
-        is_mha_by_default=True, has_qkv_bias=True, has_out_bias=True, is_gated_mlp=False, has_mlp_bias=True,
-        norms_per_layer=4, final_norms=2, has_learned_positions=True, is_tied_by_default=True,
+        is_mha_by_default=True,
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated_mlp=False,
+        has_mlp_bias=True,
+        norms_per_layer=4,
+        final_norms=2,
+        has_learned_positions=True,
+        is_tied_by_default=True,
     ),
     "minimax_m2": Family(),
     "glm4_moe": Family(has_qkv_bias=True),

@@ -185,7 +185,9 @@ def llama_rows(question: MemoryQuestion, reported: Mapping[str, Any], _gpu: Gpu 
     costs = costs_of(plain, range(len(question.checkpoint.layers)))
     cells = reported.get("cells") or reported.get("n_ctx") or question.max_model_len or 0
     cells *= reported.get("streams") or 1
-    logged = next((reported[key] for key in ("kv_full_mib", "kv_mib", "kv_mb", "kv_mib_f16") if reported.get(key)), None)
+    logged = next(
+        (reported[key] for key in ("kv_full_mib", "kv_mib", "kv_mb", "kv_mib_f16") if reported.get(key)), None
+    )
     if logged:
         yield Reading("bytes", "KV MiB", logged, float(costs.growing) * cells / MIB, 0.006)
     for key, value in reported.items():

@@ -14,7 +14,7 @@ never the answer; a record that can't be planned is a row with the reason; a mis
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,7 @@ def _compare(log: dict[str, Any], facts: Facts) -> Iterator[Compared]:
     why = str(log.get("why") or "")
     try:
         question = question_of(log, facts)
-        make = _ROWS.get(engine)
-        if make is None:
-            raise ConfigError(f"engine {engine!r}: logs of {', '.join(_ROWS)} can be compared")
-        readings = list(make(question, log.get("reported") or {}, _gpu_of(log, facts)))
+        readings = list(_rows_of(engine)(question, log.get("reported") or {}, _gpu_of(log, facts)))
     except ConfigError as refused:
         test = "pool" if engine == "vllm" else "bytes"
         yield Compared(name, engine, test, "refused", None, None, None, ok=False, why=why or str(refused))
@@ -102,6 +99,13 @@ def _compare(log: dict[str, Any], facts: Facts) -> Iterator[Compared]:
         yield Compared(name, engine, "none", "nothing to compare", None, None, None, ok=False, why=reason)
     for reading in readings:
         yield _judged(name, engine, reading, why)
+
+
+def _rows_of(engine: str) -> Callable[[MemoryQuestion, Mapping[str, Any], Gpu | None], Iterator[Reading]]:
+    make = _ROWS.get(engine)
+    if make is None:
+        raise ConfigError(f"engine {engine!r}: logs of {', '.join(_ROWS)} can be compared")
+    return make
 
 
 def _judged(name: str, engine: str, reading: Reading, why: str) -> Compared:
@@ -141,7 +145,14 @@ def _model_of(text: str, facts: Facts) -> Any:
     text = re.sub(r"\bclass\b", " ", text)
     outside = re.sub(r"\(.*?\)", " ", text).strip()
     inside = " ".join(re.findall(r"\((.*?)\)", text))
-    tries = [text, outside, outside.split(",")[0].strip(), *re.split(r"[\s/]+", outside), inside, *re.split(r"[\s/]+", inside)]
+    tries = [
+        text,
+        outside,
+        outside.split(",")[0].strip(),
+        *re.split(r"[\s/]+", outside),
+        inside,
+        *re.split(r"[\s/]+", inside),
+    ]
     for name in tries:
         # a bare word such as "model" or a number names nothing
         if len(name) < 6 or not re.search(r"\d", name):

@@ -8,7 +8,8 @@ from hitsend.plan.checkpoint import KvLayer, Params, StateLayer
 
 
 def grouped_attention(hidden: int, kv: KvLayer, *, is_gated: bool, has_qk_norm: bool, biases: int) -> Params:
-    """Grouped-query attention (arXiv 2305.13245): q, k, v, o. Gated (Qwen3-Next): q twice as wide. `biases`: elements."""
+    """Grouped-query attention (arXiv 2305.13245): q, k, v, o. Gated (Qwen3-Next): q twice as wide. `biases`:
+    elements."""
     query = hidden * kv.heads * kv.key_dim * (2 if is_gated else 1)
     keys_values = hidden * kv.kv_heads * (kv.key_dim + kv.value_dim)
     out = kv.heads * kv.value_dim * hidden
@@ -33,9 +34,7 @@ def latent_attention(hidden: int, kv: KvLayer, query_rank: int | None, index_hea
     indexer = 0
     if kv.indexer_dim:
         indexer = (query_rank or hidden) * index_heads * kv.indexer_dim + hidden * (kv.indexer_dim + index_heads)
-    return Params(
-        attention=down + up_query + up + indexer, norms=latent + (query_rank or 0), replicated=down + indexer
-    )
+    return Params(attention=down + up_query + up + indexer, norms=latent + (query_rank or 0), replicated=down + indexer)
 
 
 def delta_net(hidden: int, state: StateLayer) -> Params:

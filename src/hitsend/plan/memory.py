@@ -1,9 +1,9 @@
 """Does it fit, and how many at once: `hitsend plan memory`.
 
 Enters: a checkpoint, an engine, the parallelism, a GPU or the bytes that are free. Leaves: a `MemoryPlan` with every
-number and the arithmetic behind it. Always true: sizes are bytes on one rank unless their name says `whole`; weights and
-cache are exact, overhead is an estimate and says so; what isn't known is None and never a guess; the tightest pipeline
-stage decides. Next: `explain.py`.
+number and the arithmetic behind it. Always true: sizes are bytes on one rank unless their name says `whole`; weights
+and cache are exact, overhead is an estimate and says so; what isn't known is None and never a guess; the tightest
+pipeline stage decides. Next: `explain.py`.
 """
 
 import math
@@ -30,8 +30,8 @@ from hitsend.plan.sizes import Ranks, is_llama, kv_bytes_per_token, stages, stat
 from hitsend.plan.versions import has_new_log, has_window_groups
 
 ENGINES = ("vllm", "sglang", "llama.cpp", "hitsend")
-DEFAULT_UTILIZATION = {"vllm": 0.92, "sglang": 0.88, "llama.cpp": 1.0, "hitsend": 1.0}
-"""vLLM's own default is 0.92 since 0.18 (0.9 before); SGLang's static fraction depends on the GPU; the others take all."""
+DEFAULT_UTILIZATION = {"vllm": 0.9, "sglang": 0.88, "llama.cpp": 1.0, "hitsend": 1.0}
+"""vLLM's documented default; SGLang's static fraction depends on the GPU and is near this; the others take all."""
 
 
 class MemoryQuestion(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,10 @@ _ENDINGS = {
     "mxfp4": "mxfp4",
     **dict.fromkeys(("bf16", "fp16", "f16"), "bf16"),
     **dict.fromkeys(
-        ("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview")
-        + ("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth")
+        (
+            *("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview"),
+            *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
+        )
     ),
 }
 """Endings of names that leave every shape as it is, and the weights they mean."""
@@ -60,7 +62,9 @@ def _named(wanted: str, facts: Facts) -> Checkpoint:
         weights = weights or meant
         found = table.get(name)
         if found is not None:
-            checkpoint = checkpoint_of(found.config, found.source, name=found.name, uncertain=found.uncertain)
+            checkpoint = checkpoint_of(
+                found.config, found.source, name=_shown(wanted, found), uncertain=found.uncertain
+            )
             return msgspec.structs.replace(
                 checkpoint, as_of=found.as_of.isoformat(), weights=weights or checkpoint.weights
             )
@@ -82,6 +86,12 @@ def _table(facts: Facts) -> dict[str, KnownModel]:
             for shorter, _ in _shorter(_plain(name)):
                 table.setdefault(shorter, model)
     return table
+
+
+def _shown(wanted: str, found: KnownModel) -> str:
+    """The known name, with what was asked for where that is another model of the same shapes."""
+    same = _plain(found.name).startswith(_plain(wanted)) or _plain(wanted).startswith(_plain(found.name))
+    return found.name if same else f"{wanted} (shapes of {found.name})"
 
 
 def _plain(name: str) -> str:

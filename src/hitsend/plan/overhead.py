@@ -16,15 +16,15 @@ from hitsend.plan.versions import has_chunked_prefill, has_graphs_in_pool
 GIB = 2**30
 CONTEXT_BYTES, SMALL_CONTEXT_BYTES = int(0.7 * GIB), int(0.35 * GIB)
 """Driver context and libraries on large and small GPUs: 0.35 GiB on a 3090 (vllm#10517)."""
-LINKED_BYTES = int(2.3 * GIB)
+LINKED_BYTES, SMALL_LINKED_BYTES = int(2.3 * GIB), int(1.2 * GIB)
 """More than one rank: NCCL's channels and the all-reduce workspace (logs at TP4 and TP8 leave 1.7 to 2.5 GiB)."""
 VISION_BYTES = int(1.5 * GIB)
 """The encoder's profiled batch, where there is a vision tower."""
 LLAMA_BYTES = int(0.35 * GIB)
 """llama.cpp's context beside its compute buffer: what its loader leaves on a GPU."""
 HIDDEN_COPIES, WIDTH_COPIES = 4, 3
-"""Buffers alive at the peak of a profiled step: hidden states (residual, normed, attention's output), and the MLP's gate,
-up and product. At 20,000 tokens of Llama-3.1-8B: 2.2 GiB, logged are 2.07 (vllm#10517)."""
+"""Buffers alive at the peak of a profiled step: hidden states (residual, normed, attention's output), and the MLP's
+gate, up and product. At 20,000 tokens of Llama-3.1-8B: 2.2 GiB, logged are 2.07 (vllm#10517)."""
 GRAPH_BYTES, SMALL_GRAPH_BYTES = int(1.2 * GIB), int(0.5 * GIB)
 """Captured graphs, which vLLM takes off the pool since 0.21."""
 LOGIT_COPIES = 2
@@ -74,9 +74,9 @@ def estimate_overhead(
 ) -> Overhead | None:
     """None where the widths aren't known.
 
-    Activations of a step of T tokens: T * (4 * hidden + 3 * width / TP) * 2 bytes, with experts T * chosen * (2 * hidden + 3 *
-    expert width / TP) * 2 more, and the logits of the sequences that sample, twice in f32. Source: the shapes, and the
-    logs named above.
+    Activations of a step of T tokens: T * (4 * hidden + 3 * width / TP) * 2 bytes, with experts T * chosen * (2 *
+    hidden + 3 * expert width / TP) * 2 more, and the logits of the sequences that sample, twice in f32. Source: the
+    shapes, and the logs named above.
     """
     if checkpoint.hidden is None or checkpoint.vocab is None:
         return None
@@ -89,7 +89,7 @@ def estimate_overhead(
     vision = VISION_BYTES if checkpoint.top is not None and checkpoint.top.other and not is_llama else 0
     return Overhead(
         context=LLAMA_BYTES if is_llama else SMALL_CONTEXT_BYTES if is_small else CONTEXT_BYTES,
-        links=LINKED_BYTES if tp > 1 else 0,
+        links=(SMALL_LINKED_BYTES if is_small else LINKED_BYTES) if tp > 1 else 0,
         activations=step + logits + vision,
         graphs=graphs,
     )

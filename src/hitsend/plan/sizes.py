@@ -1,8 +1,8 @@
 """Bytes of one layer on one rank: per token, per sequence, and of its weights.
 
-Enters: a `Layer`, the parallelism and the formats. Leaves: exact bytes. Always true: keys and values of grouped heads are
-divided over the ranks until there is one head each, then copied; a latent vector is on every rank whole; a layer that
-shares an earlier one's keys and values costs nothing; recurrent heads are divided. Next: `blocks.py`.
+Enters: a `Layer`, the parallelism and the formats. Leaves: exact bytes. Always true: keys and values of grouped heads
+are divided over the ranks until there is one head each, then copied; a latent vector is on every rank whole; a layer
+that shares an earlier one's keys and values costs nothing; recurrent heads are divided. Next: `blocks.py`.
 """
 
 from fractions import Fraction
@@ -36,8 +36,8 @@ def kv_bytes_per_token(layer: Layer, kv_dtype: str, ranks: Ranks, *, is_uncompre
     """One layer on one rank. Grouped: 2 * max(1, kv_heads / TP) * head_dim * b (arXiv 2305.13245; kv_rules 1).
 
     Latent: (kv_lora_rank + rope) * b on every rank, divided by decode context parallelism only, plus an indexer's fp8
-    key and its scale (arXiv 2405.04434; DeepSeek-V3.2). Uncompressed latent (a GGUF without the tensors): heads * (key +
-    value).
+    key and its scale (arXiv 2405.04434; DeepSeek-V3.2). Uncompressed latent (a GGUF without the tensors): heads * (key
+    + value).
     """
     kv = layer.kv
     if kv is None or layer.shares_kv:
@@ -94,7 +94,8 @@ def is_llama(engine: str) -> bool:
 
 
 def stages(num_layers: int, pp: int) -> list[range]:
-    """Layers of each pipeline stage. What doesn't divide goes to the stages before the last (vLLM's `get_pp_indices`)."""
+    """Layers of each pipeline stage. What doesn't divide goes to the stages before the last (vLLM's
+    `get_pp_indices`)."""
     if pp > num_layers:
         raise ConfigError(f"--pp is {pp}, the model has {num_layers} layers")
     sizes = [num_layers // pp] * pp
@@ -109,8 +110,8 @@ def stages(num_layers: int, pp: int) -> list[range]:
 
 def params_bytes(params: Params, form: WeightFormat, tp: int) -> Fraction:
     """One rank's share: matrices are divided by TP but for those that every rank needs whole; norms and routers are
-    whole everywhere and 16 bit; embedding and head stay 16 bit unless the format is for everything, recurrent layers where
-    the format's usual makers leave them out."""
+    whole everywhere and 16 bit; embedding and head stay 16 bit unless the format is for everything, recurrent layers
+    where the format's usual makers leave them out."""
     quantised = form.bytes_per_param
     plain = quantised if form.is_everything else Fraction(2)
     matrix = Fraction(2) if form.is_experts_only else quantised
@@ -134,7 +135,9 @@ def copied_heads_bytes(kv: KvLayer | None, hidden: int, form: WeightFormat, tp: 
     return hidden * (kv.key_dim + kv.value_dim) * extra * (2 if form.is_experts_only else form.bytes_per_param)
 
 
-def weights_bytes(checkpoint: Checkpoint, form: WeightFormat, layers: range, tp: int, *, drafts: int) -> Fraction | None:
+def weights_bytes(
+    checkpoint: Checkpoint, form: WeightFormat, layers: range, tp: int, *, drafts: int
+) -> Fraction | None:
     """One rank of one pipeline stage. The first stage holds the embedding, the last the head; speculation layers are
     loaded only with speculation. None where the shapes aren't known."""
     if checkpoint.top is None or checkpoint.hidden is None:

@@ -187,7 +187,8 @@ def _gguf_layer(keys: _GgufKeys, index: int, own_layers: int) -> Layer:
 
 
 def _gguf_kind(keys: _GgufKeys, index: int, own_layers: int) -> tuple[bool, bool]:
-    """Whether the layer is attention, and whether it is recurrent; a speculation layer behind the others is attention."""
+    """Whether the layer is attention, and whether it is recurrent; a speculation layer behind the others is
+    attention."""
     if index >= own_layers:
         return True, False
     if keys.header.architecture in _GGUF_HYBRID:
