@@ -83,6 +83,10 @@ class Params(msgspec.Struct, frozen=True):
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return Params(*(mine + its for mine, its in pairs))
 
+    def times(self, count: int) -> "Params":
+        """So many layers of it."""
+        return Params(*(value * count for value in msgspec.structs.astuple(self)))
+
     @property
     def total(self) -> int:
         """All of them."""

@@ -42,7 +42,7 @@ def checkpoint_of(
         experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
         expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
         weights=weights_of(config),
-        uncertain=uncertain,
+        uncertain=(*uncertain, *_unsure(keys)),
     )
 
 
@@ -174,8 +174,9 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
     biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
     biases += kv.heads if family.has_sinks else 0
+    has_qk_norm = family.has_qk_norm or keys.flag("use_qk_norm")
     return matrices.grouped_attention(
-        hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=family.has_qk_norm, biases=biases
+        hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=has_qk_norm, biases=biases
     )
 
 
@@ -234,12 +235,38 @@ def _top(keys: Keys, family: Family) -> Params | None:
         return None
     hidden, vocab = keys.number("hidden_size"), keys.number("vocab_size")
     positions = (keys.number("max_position_embeddings") + 2) * hidden if family.has_learned_positions else 0
+    # Gemma's small models look up one more short vector per layer
+    each = keys.maybe("hidden_size_per_layer_input") * keys.maybe("vocab_size_per_layer_input")
     return Params(
-        embedding=vocab * hidden + positions,
+        embedding=vocab * hidden + positions + each * keys.number("num_hidden_layers", "n_layer"),
         head=0 if keys.flag("tie_word_embeddings", default=family.is_tied_by_default) else vocab * hidden,
         norms=hidden * family.final_norms,
-        other=keys.maybe("vision_params"),
+        other=keys.maybe("vision_params") or _vision(keys),
     )
+
+
+def _vision(keys: Keys) -> int:
+    """A vision tower's blocks, four projections and an MLP each (arXiv 2010.11929): its patches and projector are
+    small."""
+    tower = keys.find("vision_config")
+    if not isinstance(tower, dict):
+        return 0
+    sizes = [
+        tower.get("hidden_size"),
+        tower.get("depth") or tower.get("num_hidden_layers"),
+        tower.get("intermediate_size"),
+    ]
+    hidden, depth, width = (size if isinstance(size, int) else 0 for size in sizes)
+    return depth * (4 * hidden * hidden + 2 * hidden * width)
+
+
+def _unsure(keys: Keys) -> tuple[str, ...]:
+    if not isinstance(keys.find("vision_config"), dict) or keys.maybe("vision_params"):
+        return ()
+    counted = _vision(keys)
+    if counted:
+        return (f"the vision tower, counted as {counted:,} parameters in its blocks",)
+    return ("the vision tower's parameters are not counted: vision_config doesn't tell its shapes",)
 
 
 def _mtp(keys: Keys, last: Layer) -> Layer:

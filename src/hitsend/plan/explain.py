@@ -79,7 +79,9 @@ def _kv_lines(plan: MemoryPlan) -> list[str]:
     if shared:
         lines.append(f"KV per token: {shared} layers share an earlier layer's and keep nothing")
     total = f"KV per token: {_number(plan.stage.kv_bytes_per_token)} B per GPU"
-    return [*lines, f"{total}, {_number(plan.whole_kv_bytes_per_token)} B in all"]
+    window = plan.stage.window_bytes
+    held = f"; layers with a window keep {_number(window)} B of a long sequence and grow no further" if window else ""
+    return [*lines, f"{total}, {_number(plan.whole_kv_bytes_per_token)} B in all{held}"]
 
 
 def _kv_line(plan: MemoryPlan, kv: KvLayer, count: int) -> str:
@@ -252,9 +254,11 @@ def document(plan: MemoryPlan) -> dict[str, Any]:
         "weights_bytes_whole": _whole(plan.whole_weights_bytes),
         "kv_bytes_per_token": _whole(stage.kv_bytes_per_token),
         "kv_bytes_per_token_whole": _whole(plan.whole_kv_bytes_per_token),
+        "window_bytes_per_sequence": _whole(stage.window_bytes),
         "state_bytes_per_sequence": stage.state_bytes,
         "state_bytes_per_sequence_whole": plan.whole_state_bytes,
         "overhead_bytes": None if stage.overhead is None else stage.overhead.total,
+        "overhead": None if stage.overhead is None else msgspec.to_builtins(stage.overhead),
         "kv_pool_bytes": None if stage.available_bytes is None else max(0, stage.available_bytes),
         "kv_pool_tokens": plan.pool_tokens,
         "max_concurrency": None if stage.max_concurrency is None else round(float(stage.max_concurrency), 4),

@@ -93,8 +93,8 @@ class Rental(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str | None = None
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything together."""
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
+    """Everything together. Two are equal when they are one: that makes them a key for what is built from them."""
 
     models: tuple[KnownModel, ...] = ()
     gpus: tuple[Gpu, ...] = ()

@@ -8,6 +8,7 @@ pipeline stage decides. Next: `explain.py`.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
 import msgspec
@@ -61,6 +62,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     weights_bytes: Fraction | None
     kv_bytes_per_token: Fraction
+    """What one more token costs."""
+    window_bytes: Fraction
+    """What layers with a window keep of one long sequence."""
     state_bytes: int
     overhead: Overhead | None
     available_bytes: int | None
@@ -184,6 +188,7 @@ def _stage(asked: MemoryQuestion, form: WeightFormat, layers: range) -> StagePla
         num_layers=len(layers),
         weights_bytes=weights,
         kv_bytes_per_token=_kv_per_token(asked, layers),
+        window_bytes=_window_bytes(asked, layers),
         state_bytes=_state(asked, layers),
         overhead=overhead,
         available_bytes=available,
@@ -233,29 +238,64 @@ def _layer_bytes(asked: MemoryQuestion, layer: Layer) -> Fraction:
 
 
 def _kv_per_token(asked: MemoryQuestion, layers: range) -> Fraction:
-    """Without the speculation layer: what a token of the model itself costs."""
-    return sum((_layer_bytes(asked, asked.checkpoint.layers[index]) for index in layers), Fraction(0))
+    """What one more token costs, without the speculation layer: layers that keep a window count only where all do."""
+    growing, windowed = _growing_and_windowed(asked, [asked.checkpoint.layers[index] for index in layers])
+    return growing or windowed
+
+
+def _window_bytes(asked: MemoryQuestion, layers: range) -> Fraction:
+    """What layers with a window keep of one sequence that is longer than it."""
+    counts = Counter(asked.checkpoint.layers[index] for index in layers)
+    return sum(
+        (
+            count * _layer_bytes(asked, layer) * (layer.kv.window_tokens or 0)
+            for layer, count in counts.items()
+            if layer.kv is not None and _has_windows(asked)
+        ),
+        Fraction(0),
+    )
+
+
+def _has_windows(asked: MemoryQuestion) -> bool:
+    """Whether the engine frees what has left a window. hitsend divides its budget as if nothing did."""
+    return asked.engine != "hitsend" and (asked.engine != "vllm" or has_window_groups(asked.engine_version))
+
+
+def _growing_and_windowed(asked: MemoryQuestion, layers: Sequence[Layer]) -> tuple[Fraction, Fraction]:
+    """Bytes per token of layers that keep every token, and of those that keep a window of them."""
+    growing = windowed = Fraction(0)
+    for layer, count in Counter(layers).items():
+        cost = count * _layer_bytes(asked, layer)
+        if layer.kv is not None and layer.kv.window_tokens is not None and _has_windows(asked):
+            windowed += cost
+        else:
+            growing += cost
+    return growing, windowed
 
 
 def _state(asked: MemoryQuestion, layers: range) -> int:
     copies = 1 + asked.drafts
-    found = [asked.checkpoint.layers[index].state for index in layers]
-    return copies * sum(state_bytes(one, asked.engine, asked.ranks, drafts=asked.drafts).total for one in found if one)
+    counts = Counter(asked.checkpoint.layers[index].state for index in layers)
+    return copies * sum(
+        count * state_bytes(state, asked.engine, asked.ranks, drafts=asked.drafts).total
+        for state, count in counts.items()
+        if state is not None
+    )
 
 
 def layer_kinds(asked: MemoryQuestion, layers: range) -> list[LayerKind]:
     """vLLM's groups: layers that keep the same are one kind. Chunked layers count as full ones: vLLM leaves its hybrid
     allocator off for them (kv_logs, Llama-4-Maverick)."""
     counts: Counter[tuple[str, Fraction, int | None, int]] = Counter()
-    windows = has_window_groups(asked.engine_version)
-    for layer in _own_layers(asked, layers):
+    windows = _has_windows(asked)
+    for layer, number in Counter(_own_layers(asked, layers)).items():
         cost = _layer_bytes(asked, layer)
         if layer.kv is not None and cost:
             window = layer.kv.window_tokens if windows else None
-            counts["full" if window is None else "sliding", cost, window, 0] += 1
+            counts["full" if window is None else "sliding", cost, window, 0] += number
         if layer.state is not None:
             size = state_bytes(layer.state, asked.engine, asked.ranks, drafts=asked.drafts).total
-            counts[layer.state.kind, Fraction(0), None, size] += 1
+            counts[layer.state.kind, Fraction(0), None, size] += number
     names: Counter[str] = Counter()
     found = []
     for (name, cost, window, size), count in counts.items():
@@ -280,14 +320,9 @@ def _vllm(asked: MemoryQuestion, layers: range, available: int) -> BlockPlan:
 
 def costs_of(asked: MemoryQuestion, layers: range) -> Costs:
     """The stage's bytes, growing and windowed apart."""
-    growing = windowed = Fraction(0)
-    window = 0
-    for layer in _own_layers(asked, layers):
-        cost = _layer_bytes(asked, layer)
-        if layer.kv is not None and layer.kv.window_tokens is not None and cost:
-            windowed, window = windowed + cost, max(window, layer.kv.window_tokens)
-        else:
-            growing += cost
+    own = _own_layers(asked, layers)
+    growing, windowed = _growing_and_windowed(asked, own)
+    window = max((layer.kv.window_tokens or 0 for layer in own if layer.kv is not None), default=0)
     single = msgspec.structs.replace(asked, drafts=0)
     return Costs(growing=growing, windowed=windowed, window_tokens=window, state=_state(single, layers))
 

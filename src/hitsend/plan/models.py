@@ -8,6 +8,7 @@ the weights is kept; a name that nobody knows is refused with the nearest ones. 
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -76,6 +77,7 @@ def _named(wanted: str, facts: Facts) -> Checkpoint:
     )
 
 
+@cache
 def _table(facts: Facts) -> dict[str, KnownModel]:
     table: dict[str, KnownModel] = {}
     for model in reversed(facts.models):

@@ -5,6 +5,7 @@ are divided over the ranks until there is one head each, then copied; a latent v
 that shares an earlier one's keys and values costs nothing; recurrent heads are divided. Next: `blocks.py`.
 """
 
+from collections import Counter
 from fractions import Fraction
 
 import msgspec
@@ -151,9 +152,9 @@ def weights_bytes(
         head = top.head or (0 if is_first else top.embedding)
         total += params_bytes(Params(head=head, norms=top.norms), form, tp)
     own = [checkpoint.layers[index] for index in layers]
-    for layer in [*own, *(checkpoint.mtp_layers if drafts and is_last else ())]:
+    for layer, count in Counter([*own, *(checkpoint.mtp_layers if drafts and is_last else ())]).items():
         if layer.params is None:
             return None
-        total += params_bytes(layer.params, form, tp)
-        total += copied_heads_bytes(layer.kv, checkpoint.hidden, form, tp)
+        total += params_bytes(layer.params.times(count), form, tp)
+        total += count * copied_heads_bytes(layer.kv, checkpoint.hidden, form, tp)
     return total
