@@ -63,16 +63,12 @@ def cost(
         )
     known = load_facts(facts)
     rate_for_all = None if blended is None else _fraction("--blended", blended)
+    rates = [find_rate(name, known) for name in price]
     plans = [
-        plan_cost(
-            traffic, find_rate(name, known), is_batch=batch, blended_rate_usd=rate_for_all, is_free_plan=free_plan
-        )
-        for name in price
+        plan_cost(traffic, rate, is_batch=batch, blended_rate_usd=rate_for_all, is_free_plan=free_plan)
+        for rate in rates
     ]
-    if as_json:
-        print(msgspec.json.encode(_document(plans)).decode())
-        return
-    print("\n".join(cost_text(plans)))
+    print(msgspec.json.encode(_document(plans)).decode() if as_json else "\n".join(cost_text(plans)))
 
 
 def cost_text(plans: list[CostPlan]) -> list[str]:

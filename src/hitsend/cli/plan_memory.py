@@ -5,7 +5,7 @@ logged and planned numbers. Always true: `--json` prints one document. Next: `pl
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -71,24 +71,20 @@ def memory(
         )
     )
     found = document(plan)
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    print("\n".join(memory_text(found)))
+    print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
 
 
-def memory_text(found: dict[str, object]) -> list[str]:
+def memory_text(found: dict[str, Any]) -> list[str]:
     """The same document for a reader."""
-    verdict = {True: "fits", False: "does not fit", None: "nobody said on what"}[found["fits"]]  # type: ignore[index]
+    verdict = {True: "fits", False: "does not fit", None: "nobody said on what"}[found["fits"]]
     lines = [f"{found['model']} on {found['engine']}, {found['max_model_len']:,} tokens a sequence: {verdict}"]
     if found["max_concurrency"] is not None:
         lines.append(
             f"  {found['max_concurrency']:,.2f} sequences at once, {found['kv_pool_tokens']:,} tokens in the pool"
         )
-    lines += [f"  {line}" for line in found["explain"]]  # type: ignore[attr-defined]
+    lines += [f"  {line}" for line in found["explain"]]
     lines.append(f"  first to break: {found['breaks_first']}")
     would = found["would_fit"]
-    assert isinstance(would, dict)
     told = {"longest_len": "longest sequence", "smallest_tp": "smallest --tp", "weights": "--weights"}
     fits = [
         f"{told[key]} {value:,}" if isinstance(value, int) else f"{told[key]} {value}"

@@ -76,7 +76,7 @@ def tokens_text(found: list[TextCount], rate: Rate | None) -> list[str]:
 
 
 def _row(one: TextCount, rate: Rate | None) -> dict[str, Any]:
-    row = msgspec.to_builtins(one) | {
+    row: dict[str, Any] = msgspec.to_builtins(one) | {
         "fertility": one.fertility,
         "characters_per_token": one.characters_per_token,
         "bytes_per_token": one.bytes_per_token,
@@ -85,7 +85,7 @@ def _row(one: TextCount, rate: Rate | None) -> dict[str, Any]:
         row["input_usd"] = float(one.tokens * rate.input_usd / MILLION)
         row["output_usd"] = float(one.tokens * rate.output_usd / MILLION)
         row["usd_per_million_words"] = float(_per_million_words(one, rate))
-    return row  # type: ignore[no-any-return]
+    return row
 
 
 def _per_million_words(one: TextCount, rate: Rate) -> Any:

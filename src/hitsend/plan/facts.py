@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterable
 from datetime import date
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,7 +116,7 @@ _FILES = ("models", "gpus", "prices")
 @cache
 def shipped_facts() -> Facts:
     """What the package brings."""
-    folder = files("hitsend.plan") / "data"
+    folder = Path(__file__).with_name("data")
     parts = [msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Facts) for name in _FILES]
     return Facts(models=parts[0].models, gpus=parts[1].gpus, prices=parts[2].prices, rentals=parts[2].rentals)
 
