@@ -5,7 +5,8 @@ from datetime import date
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.facts import Facts, check_facts, load_facts, own_facts
+from hitsend.plan.facts import Facts, KnownModel, load_facts, own_facts
+from hitsend.plan.facts_check import check_facts
 from hitsend.plan.hardware import find_gpu
 from tests.plan.asked import FACTS, GIB
 
@@ -68,7 +69,25 @@ def test_the_users_entries_replace_ours_and_that_is_said(tmp_path):
     assert len(facts.gpus) == len(FACTS.gpus)
     assert facts.prices[0].name == "ours:house"
     found = check_facts(facts, own_facts(file), TODAY, 180)
-    assert kinds(found, "conflict")["NVIDIA H200 SXM 141GB"] == "your file replaces the shipped entry"
+    message = kinds(found, "conflict")["NVIDIA H200 SXM 141GB"]
+    assert message.startswith(
+        "your file replaces the shipped entry; memory_bytes: yours 150000000000, ours 150109106995"
+    )
+    file.write_text(OWN + OWN)
+    assert "it stands 2 times" in kinds(check_facts(FACTS, own_facts(file), TODAY, 180), "conflict")["ours:house"]
+
+
+def test_shapes_that_contradict_a_stated_total_are_a_conflict():
+    (model,) = [one for one in FACTS.models if one.name == "Qwen/Qwen3-8B"]
+    wrong = {**model.config, "num_hidden_layers": 40}
+    broken = {key: value for key, value in model.config.items() if key != "hidden_size"}
+    made = [
+        KnownModel(name=name, source="here", as_of=TODAY, config=config, total_params=model.total_params)
+        for name, config in (("wrong", wrong), ("broken", broken))
+    ]
+    found = kinds(check_facts(Facts(models=tuple(made)), Facts(), TODAY, 180), "conflict")
+    assert "stated are 8,190,735,360" in found["wrong"]
+    assert "'hidden_size' is missing" in found["broken"]
 
 
 @pytest.mark.parametrize(

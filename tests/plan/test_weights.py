@@ -112,6 +112,20 @@ def test_a_hybrid_gguf_has_states_attention_and_a_draft_layer(tmp_path):
     assert found.params.recurrent == 64
 
 
+def test_a_gguf_in_parts_is_read_whole_or_not_at_all(tmp_path):
+    keys = [key("general.architecture", 8, "", "llama"), key("split.count", 2, "H", 2)]
+    numbers = {"block_count": 1, "embedding_length": 32, "attention.head_count": 2, "context_length": 64}
+    keys += [key(f"llama.{name}", 4, "I", value) for name, value in numbers.items()]
+    first, second = (tmp_path / f"m-0000{part}-of-00002.gguf" for part in (1, 2))
+    first.write_bytes(file(keys, [tensor("a", [32, 2], 0, 0)], b"\0" * 256))
+    with pytest.raises(ConfigError, match=r"part m-00002-of-00002.gguf isn't there \(1 missing\)"):
+        find_checkpoint(str(first), FACTS)
+    second.write_bytes(file(keys, [tensor("b", [32, 4], 0, 0)], b"\0" * 512))
+    assert find_checkpoint(str(first), FACTS).file_bytes == 256 + 512
+    with pytest.raises(ConfigError, match="it is one of 2 parts; give the first"):
+        find_checkpoint(str(second), FACTS)
+
+
 LATENT = {
     "block_count": 2, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32, "attention.key_length": 24, "attention.value_length": 16, "rope.dimension_count": 8,

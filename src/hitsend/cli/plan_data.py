@@ -12,7 +12,8 @@ import typer
 
 from hitsend.cli import options
 from hitsend.cli.plan_memory import FactsFile
-from hitsend.plan.facts import check_facts, load_facts, own_facts
+from hitsend.plan.facts import load_facts, own_facts
+from hitsend.plan.facts_check import check_facts
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="The planner's facts.")
 

@@ -116,11 +116,11 @@ def spread(
 
 def day_pattern(text: str) -> tuple[int, ...]:
     """`30`: evenly over so many days. `burst:30`: all on one of them. `weekdays:28`: Monday first, nothing on weekends.
-    `5,5,0,1`: weights of the days. Raises ConfigError."""
-    kind, colon, rest = text.partition(":")
+    `5,5,0,1`: weights of the days. Without a number a word means 30 days. Raises ConfigError."""
+    kind, _, rest = text.partition(":")
     try:
-        if colon and kind in {"even", "burst", "weekdays"}:
-            days = _count(rest)
+        if kind in {"even", "burst", "weekdays"}:
+            days = _count(rest or "30")
             if kind == "burst":
                 return (1, *(0,) * (days - 1))
             return tuple(1 if kind == "even" or day % 7 < 5 else 0 for day in range(days))

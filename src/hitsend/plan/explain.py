@@ -35,6 +35,9 @@ def explain(plan: MemoryPlan) -> list[str]:
     """The arithmetic, one line each."""
     lines = [_weights_line(plan), *_kv_lines(plan), *_state_lines(plan)]
     question, stage = plan.question, plan.stage
+    context = question.checkpoint.context
+    if context is not None and plan.max_model_len > context:
+        lines.append(f"length: {plan.max_model_len:,} tokens are more than the model's own context of {context:,}")
     if plan.num_stages > 1:
         lines.append(f"pipeline: the tightest of {plan.num_stages} stages holds {stage.num_layers} layers")
     if stage.available_bytes is not None:

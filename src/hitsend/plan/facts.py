@@ -1,12 +1,11 @@
 """The planner's data: models, GPUs and prices, each value with its source and the day it was read.
 
-Enters: the files of `data/`, and one of the user's own (`--facts FILE`) that goes before them. Leaves: typed entries,
-and what is wrong with them. Always true: no network; an entry without a source and a day isn't read at all; a user's
-entry of the same name replaces ours whole. Next: `models.py`.
+Enters: the files of `data/`, and one of the user's own (`--facts FILE`) that goes before them. Leaves: typed entries.
+Always true: no network; an entry without a source and a day isn't read at all; a user's
+entry of the same name replaces ours whole. Next: `facts_check.py`.
 """
 
 import tomllib
-from collections.abc import Iterable
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -101,14 +100,6 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, eq=False):
     rentals: tuple[Rental, ...] = ()
 
 
-class Warned(msgspec.Struct, frozen=True):
-    """Something to look at. `kind`: `stale`, `conflict`, `expired` or `uncertain`."""
-
-    kind: str
-    what: str
-    message: str
-
-
 T = TypeVar("T", bound="KnownModel | Gpu | ListPrice")
 _FILES = ("models", "gpus", "prices")
 
@@ -152,72 +143,6 @@ def _merged(shipped: tuple[T, ...], mine: tuple[T, ...]) -> tuple[T, ...]:
     return (*mine, *(entry for entry in shipped if entry.name.casefold() not in names))
 
 
-def check_facts(facts: Facts, own: Facts, today: date, max_age_days: int) -> list[Warned]:
-    """What is stale, expired, contradictory or unsure. `own`: the user's entries, compared with the shipped ones."""
-    found = [warned for entry in _dated(facts) for warned in _stale(entry, today, max_age_days)]
-    found += [
-        Warned("expired", price.name, f"its price counted until {price.valid_until}")
-        for price in facts.prices
-        if price.valid_until and price.valid_until < today
-    ]
-    found += _rental_conflicts(facts.rentals) + _price_conflicts(facts.prices)
-    found += [
-        Warned("conflict", entry.name, "your file replaces the shipped entry")
-        for kind in ("models", "gpus", "prices")
-        for entry in getattr(own, kind)
-        if any(entry.name.casefold() == mine.name.casefold() for mine in getattr(shipped_facts(), kind))
-    ]
-    unsure = [(model.name, model.uncertain) for model in facts.models] + [
-        (gpu.name, gpu.uncertain) for gpu in facts.gpus
-    ]
-    found += [Warned("uncertain", name, "; ".join(what)) for name, what in unsure if what]
-    return found
-
-
 def own_facts(path: Path | None) -> Facts:
     """The user's entries alone."""
     return Facts() if path is None else _read_own(path)
-
-
-def _dated(facts: Facts) -> Iterable[tuple[str, date]]:
-    for gpu in facts.gpus:
-        yield gpu.name, gpu.as_of
-    for price in facts.prices:
-        yield price.name, price.as_of
-    for rental in facts.rentals:
-        yield f"{rental.provider}: {rental.gpu}", rental.as_of
-
-
-def _stale(entry: tuple[str, date], today: date, max_age_days: int) -> list[Warned]:
-    name, as_of = entry
-    age = (today - as_of).days
-    return [Warned("stale", name, f"read on {as_of}, {age} days ago, limit {max_age_days}")] * (age > max_age_days)
-
-
-def _rental_conflicts(rentals: tuple[Rental, ...]) -> list[Warned]:
-    """The same offer quoted differently on different days: only the newest may be used."""
-    by_offer: dict[tuple[str, str], list[Rental]] = {}
-    for rental in rentals:
-        by_offer.setdefault((rental.gpu, rental.provider), []).append(rental)
-    return [
-        Warned(
-            "conflict",
-            f"{provider}: {gpu}",
-            ", ".join(f"{one.usd_per_gpu_hour} USD on {one.as_of}" for one in sorted(same, key=lambda one: one.as_of))
-            + "; the newest counts",
-        )
-        for (gpu, provider), same in by_offer.items()
-        if len({one.usd_per_gpu_hour for one in same}) > 1
-    ]
-
-
-def _price_conflicts(prices: tuple[ListPrice, ...]) -> list[Warned]:
-    """A provider that bills in neurons shows dollars too; beyond rounding they must say the same."""
-    found = []
-    for price in prices:
-        for side in ("input", "output"):
-            neurons, shown = getattr(price, f"neurons_{side}"), float(getattr(price, side))
-            if neurons is not None and abs(float(neurons) * 11e-6 - shown) > max(0.0006, shown * 0.002):
-                told = f"{neurons} neurons are {float(neurons) * 11e-6:.4f} USD, shown are {shown}"
-                found.append(Warned("conflict", price.name, f"{side}: {told}"))
-    return found

@@ -150,7 +150,7 @@ def _told(plan: BlockPlan, count: int, *, is_new: bool) -> int:
     return planned.log_tokens_since if is_new else planned.log_tokens_until_0_20
 
 
-def sglang_rows(question: MemoryQuestion, reported: Mapping[str, Any], _gpu: Gpu | None) -> Iterator[Reading]:
+def sglang_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | None) -> Iterator[Reading]:
     """SGLang prints tokens and GiB (as GB) of keys and values, and the states' slots and sizes."""
     tokens = reported.get("kv_tokens")
     printed = reported.get("kv_gb_actual_incl_indexer") or reported.get("kv_gb")
@@ -160,6 +160,9 @@ def sglang_rows(question: MemoryQuestion, reported: Mapping[str, Any], _gpu: Gpu
     if tokens and printed:
         size = float(planned.stage.kv_bytes_per_token) * tokens / GIB
         yield Reading("bytes", "KV GiB", printed, size, 0.011)
+    if tokens and gpu is not None and question.gpu_memory_utilization and question.checkpoint.hidden:
+        found = plan_memory(msgspec.structs.replace(question, gpu=gpu))
+        yield Reading("gpu", "tokens", tokens, found.pool_tokens or 0)
     slots = reported.get("mamba_slots")
     states = [layer.state for layer in question.checkpoint.layers if layer.state is not None]
     if not slots or not states:

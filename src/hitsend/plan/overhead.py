@@ -90,6 +90,7 @@ def estimate_overhead(
     return Overhead(
         context=LLAMA_BYTES if is_llama else SMALL_CONTEXT_BYTES if is_small else CONTEXT_BYTES,
         links=(SMALL_LINKED_BYTES if is_small else LINKED_BYTES) if tp > 1 else 0,
-        activations=step + logits + vision,
+        # SGLang's static fraction is weights and cache; a step works in what the fraction leaves
+        activations=0 if engine == "sglang" else step + logits + vision,
         graphs=graphs,
     )

@@ -52,7 +52,9 @@ def safetensors_checkpoint(folder: Path) -> Checkpoint:
         if missing:
             raise ConfigError(f"{index}: it names {missing[0]}, which isn't there ({len(missing)} missing)")
         shards = [shard for shard in shards if shard.name in named]
-    tensors = tuple(tensor for shard in shards for tensor in _safetensors_header(shard))
+    # some makers ship the same weights twice, whole and in parts
+    parts = [shard for shard in shards if not shard.name.startswith("consolidated")]
+    tensors = tuple(tensor for shard in parts or shards for tensor in _safetensors_header(shard))
     return msgspec.structs.replace(found, tensors=tensors)
 
 
@@ -100,10 +102,8 @@ def _safetensor(path: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 
 def gguf_checkpoint(path: Path) -> Checkpoint:
     """A GGUF file's header. Raises ConfigError."""
-    try:
-        header = read_header(str(path))
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("engine.model: ")) from None
+    header = _gguf_header(path)
+    header = msgspec.structs.replace(header, tensors=_of_all_parts(path, header))
     keys = _GgufKeys(header, str(path))
     if header.architecture not in _GGUF_KNOWN:
         raise ConfigError(
@@ -138,6 +138,29 @@ def gguf_checkpoint(path: Path) -> Checkpoint:
         ),
         is_uncompressed_mla=header.architecture == "deepseek2" and not has_latent_tensors,
     )
+
+
+def _of_all_parts(path: Path, header: GgufHeader) -> tuple[GgufTensor, ...]:
+    """A model in several files keeps its metadata in the first. Raises ConfigError for a missing or later part."""
+    count = header.metadata.get("split.count") or 1
+    if count == 1:
+        return header.tensors
+    mark = f"-00001-of-{count:05}"
+    if not path.stem.endswith(mark):
+        raise ConfigError(f"{path}: it is one of {count} parts; give the first, whose name ends in {mark}.gguf")
+    stem = path.stem.removesuffix(mark)
+    parts = [path.with_name(f"{stem}-{part:05}-of-{count:05}.gguf") for part in range(2, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ConfigError(f"{path}: part {missing[0]} isn't there ({len(missing)} missing)")
+    return (*header.tensors, *(tensor for part in parts for tensor in _gguf_header(part).tensors))
+
+
+def _gguf_header(path: Path) -> GgufHeader:
+    try:
+        return read_header(str(path))
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("engine.model: ")) from None
 
 
 class _GgufKeys:
