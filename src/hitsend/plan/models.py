@@ -63,9 +63,9 @@ def _named(wanted: str, facts: Facts) -> Checkpoint:
         weights = weights or meant
         found = table.get(name)
         if found is not None:
-            checkpoint = checkpoint_of(
-                found.config, found.source, name=_shown(wanted, found), uncertain=found.uncertain
-            )
+            unsure = (*found.uncertain, *_other_context(wanted, found))
+            shown = _shown(wanted, found)
+            checkpoint = checkpoint_of(found.config, found.source, name=shown, uncertain=unsure)
             return msgspec.structs.replace(
                 checkpoint, as_of=found.as_of.isoformat(), weights=weights or checkpoint.weights
             )
@@ -94,6 +94,16 @@ def _shown(wanted: str, found: KnownModel) -> str:
     """The known name, with what was asked for where that is another model of the same shapes."""
     same = _plain(found.name).startswith(_plain(wanted)) or _plain(wanted).startswith(_plain(found.name))
     return found.name if same else f"{wanted} (shapes of {found.name})"
+
+
+_SAME_CONTEXT = re.compile(r"(-(instruct|it|chat|hf|base|fp8|dynamic|bf16|awq|gptq|int4|nvfp4|gguf))*")
+
+
+def _other_context(wanted: str, found: KnownModel) -> tuple[str, ...]:
+    """Later releases of one shape often read further."""
+    name, known = _plain(wanted), _plain(found.name)
+    same = known.startswith(name) or (name.startswith(known) and _SAME_CONTEXT.fullmatch(name[len(known) :]))
+    return () if same else (f"the context length, which is that of {found.name}",)
 
 
 def _plain(name: str) -> str:
