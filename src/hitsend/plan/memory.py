@@ -307,13 +307,14 @@ def layer_kinds(asked: MemoryQuestion, layers: range) -> list[LayerKind]:
 
 def _vllm(asked: MemoryQuestion, layers: range, available: int) -> BlockPlan:
     latent = any(layer.kv is not None and layer.kv.latent_dim for layer in asked.checkpoint.layers)
+    is_amd = asked.gpu is not None and asked.gpu.name.startswith("AMD")
     request = BlockRequest(
         available_bytes=available,
         max_model_len=asked.max_model_len or 1,
         max_num_batched_tokens=asked.max_num_batched_tokens or 1,
         prefix_caching=asked.prefix_caching,
         drafts=asked.drafts,
-        base_block_tokens=LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS,
+        base_block_tokens=LATENT_BLOCK_TOKENS if latent and not is_amd else BLOCK_TOKENS,
     )
     return plan_blocks(layer_kinds(asked, layers), request)
 
