@@ -3,7 +3,7 @@
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import GgufHeader
+from hitsend.gguf import GgufHeader
 from hitsend.serve.engine.shape import MemoryShape, memory_shape, plan_cells
 from hitsend.settings import EngineSettings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder

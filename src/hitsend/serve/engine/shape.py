@@ -9,7 +9,7 @@ apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compar
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import GgufHeader
+from hitsend.gguf import GgufHeader
 from hitsend.settings import EngineSettings
 
 CELL_STEP = 256
