@@ -99,24 +99,31 @@ def _of_results(rows: Iterable[Any]) -> Iterator[Measured]:
         known = row.get("model") and row.get("gpu") and all(isinstance(count, int) and count > 0 for count in counts)
         if not isinstance(tpot, int | float) or not known or "/" in str(row.get("precision")):
             continue
-        expert = str(row.get("ep") or "1")
         yield Measured(
             id=str(row["id"]),
             model=str(row["model"]).split(" (")[0],
             gpu=_SYSTEMS.get(str(row["gpu"]), str(row["gpu"]).upper()),
             engine=str(row.get("engine") or "vllm").split()[0],
             weights=_weights(str(row["model"]), str(row.get("precision") or "")),
-            layout=Layout(
-                tp=int(row.get("tp") or row.get("n_gpus") or 1),
-                ep=expert not in {"1", "none"},
-                attention_dp=int(row.get("attention_dp") or 1) > 1,
-            ),
+            layout=_told_layout(row),
             concurrency=int(row["concurrency"]),
             input=int(row["input_len"]),
             output=int(row["output_len"]),
             ttft_ms=row.get("ttft_ms") or row.get("mean_ttft_ms"),
             tpot_ms=float(tpot),
         )
+
+
+def _told_layout(row: Mapping[str, Any]) -> Layout:
+    named = _NAMED.search(str(row.get("source_row") or ""))
+    gpus = int(named.group(1)) if named else int(row.get("tp") or row.get("n_gpus") or 1)
+    experts = named.group(2) if named else str(row.get("ep") or "1")
+    return Layout(
+        tp=gpus, ep=experts.casefold() not in {"1", "none"}, attention_dp=int(row.get("attention_dp") or 1) > 1
+    )
+
+
+_NAMED = re.compile(r"_tp(\d+)(?:_0)?_ep(\d+|none)")
 
 
 def _concurrency(row: Mapping[str, str]) -> int | None:
@@ -130,7 +137,7 @@ def _layout(row: Mapping[str, str]) -> Layout | None:
     """Some rows write tensor ranks times expert ranks where others write GPUs; an id that names ranks goes first."""
     keys = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tp, dp, moe_tp, moe_ep = (max(1, int(row.get(key) or 1)) for key in keys)
-    named = re.search(r"_tp(\d+)(?:_0)?_ep(\d+|none)", row["id"])
+    named = _NAMED.search(row["id"])
     if named and int(named.group(1)) <= MAX_TP:
         gpus, experts = int(named.group(1)), 1 if named.group(2) == "none" else int(named.group(2))
     elif moe_ep > 1 and moe_tp == moe_ep:
