@@ -86,9 +86,7 @@ def rent_or_buy(
     print("\n".join(f"  {line}" for line in found["explain"]))
 
 
-def _managed_usd(
-    known: Facts, price: str, requests: int, tokens: tuple[int, int, int], cached_share: float
-) -> float:
+def _managed_usd(known: Facts, price: str, requests: int, tokens: tuple[int, int, int], cached_share: float) -> float:
     """Gross: what is free on some days is small where this question is asked."""
     entry, leave, thought = tokens
     traffic = spread(

@@ -35,6 +35,19 @@ Accept = Annotated[float, typer.Option("--accept", help="Chance that a drafted t
 KvDtype = Annotated[str, typer.Option("--kv-dtype", help="bf16, fp8, nvfp4 …")]
 
 
+def as_ms(flag: str, text: str) -> float:
+    """`500`, `500ms`, `2s`: milliseconds. Raises ConfigError."""
+    low = text.strip().casefold()
+    factor = 1.0 if low.endswith("ms") or not low.endswith("s") else 1000.0
+    try:
+        value = float(low.removesuffix("ms").removesuffix("s")) * factor
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{flag} {text}: needed are milliseconds above 0, such as 500, 500ms or 2s")
+    return value
+
+
 def speed(
     model: Model,
     gpu: Annotated[str, typer.Option("--gpu", metavar="G", help="H100, H200, 4090 …")],
@@ -105,7 +118,9 @@ def _interval(found: dict[str, float], unit: str) -> str:
 
 def compare_command(
     model: Model,
-    gpu: Annotated[list[str] | None, typer.Option("--gpu", metavar="G", help="Repeatable; default: common ones.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", metavar="G", help="Repeatable; default: common ones.")
+    ] = None,
     max_gpus: Annotated[int, typer.Option("--max-gpus", help="Of one kind.")] = 8,
     weights: Annotated[list[str] | None, typer.Option("--weights", help="Repeatable; default bf16, fp8, int4.")] = None,
     kv_dtype: KvDtype = "auto",
@@ -116,8 +131,8 @@ def compare_command(
     prefix_hit: Hit = 0.0,
     drafts: Drafts = 0,
     accept: Accept = 0.7,
-    slo_ttft: Annotated[float | None, typer.Option("--slo-ttft", metavar="MS", help="At most.")] = None,
-    slo_tpot: Annotated[float | None, typer.Option("--slo-tpot", metavar="MS", help="At most.")] = None,
+    slo_ttft: Annotated[str | None, typer.Option("--slo-ttft", metavar="MS", help="At most (500, 500ms, 2s).")] = None,
+    slo_tpot: Annotated[str | None, typer.Option("--slo-tpot", metavar="MS", help="At most.")] = None,
     show: Annotated[int, typer.Option("--show", min=1, help="Rows of text.")] = 12,
     facts: FactsFile = None,
     as_json: options.Json = False,
@@ -138,7 +153,8 @@ def compare_command(
         accept=accept,
     )
     question.check()
-    goal = Goal(slo_ttft, slo_tpot)
+    given = (("--slo-ttft", slo_ttft), ("--slo-tpot", slo_tpot))
+    goal = Goal(*(None if text is None else as_ms(flag, text) for flag, text in given))
     found = compare(
         question, cards, facts=known, goal=goal, max_gpus=max_gpus, weights=weights or ("bf16", "fp8", "int4")
     )
@@ -208,7 +224,11 @@ def check_speed(
         print(msgspec.json.encode(document).decode())
         return
     for row in judged if every else []:
-        ttft = "queues" if row.ttft_error is None else f"TTFT {row.ttft_ms:,.0f} | {row.planned_ttft_ms:,.0f} {row.ttft_error:+.0%}"
+        ttft = (
+            "queues"
+            if row.ttft_error is None
+            else f"TTFT {row.ttft_ms:,.0f} | {row.planned_ttft_ms:,.0f} {row.ttft_error:+.0%}"
+        )
         half = "judged" if row.is_held_out else "fitted"
         print(f"{half} {row.id}: TPOT {row.tpot_ms:.2f} | {row.planned_tpot_ms:.2f} {row.tpot_error:+.0%}, {ttft}")
     print(f"{len(judged)} rows, {len(refused)} refused; {beaten} measured TPOTs beat the floor")

@@ -73,7 +73,9 @@ def layouts(model: Checkpoint, gpu: Gpu, gpus: int) -> list[tuple[Layout, int, s
         if tp > gpus or gpus % tp or (heads and heads % tp):
             continue
         replicas = gpus // tp
-        why = f"TP{tp}: weights and cache are divided by {tp}, time per layer isn't" if tp > 1 else "one GPU: no traffic"
+        why = (
+            f"TP{tp}: weights and cache are divided by {tp}, time per layer isn't" if tp > 1 else "one GPU: no traffic"
+        )
         if replicas > 1:
             why += f"; {replicas} copies share nothing and answer each other's failures"
         found.append((Layout(tp=tp), replicas, why))
@@ -109,9 +111,7 @@ def compare(
                 if count > max_gpus:
                     continue
                 for layout, replicas, reason in layouts(question.checkpoint, gpu, count):
-                    asked = msgspec.structs.replace(
-                        question, gpu=gpu, weights=form, layout=layout, replicas=replicas
-                    )
+                    asked = msgspec.structs.replace(question, gpu=gpu, weights=form, layout=layout, replicas=replicas)
                     found.append(_choice(asked, goal, reason, rent))
     priced = all(choice.usd_per_hour is not None for choice in found if choice.is_good)
     return sorted(found, key=lambda choice: _rank(choice, priced=priced))

@@ -214,6 +214,8 @@ def break_even_per_hour(usd_per_hour: float, usd_per_request: float) -> float:
     return usd_per_hour / usd_per_request
 
 
-def usd_per_request(usd_per_hour: float, requests_per_hour: float, *, escalated: float = 0.0, managed: float = 0.0) -> float:
+def usd_per_request(
+    usd_per_hour: float, requests_per_hour: float, *, escalated: float = 0.0, managed: float = 0.0
+) -> float:
     """Of one's own machine, where a share of the requests goes to a managed model all the same."""
     return usd_per_hour / requests_per_hour + escalated * managed

@@ -57,7 +57,7 @@ def verdict(plan: RentPlan) -> str:
     winner = "dedicated" if plan.ratio > 1 else "managed"
     times = max(plan.ratio, 1 / plan.ratio)
     if plan.is_clear:
-        return f"{winner} costs {times:.1f} x less, and in none of the cases below does that turn round"
+        return f"{winner} costs {times:.1f} x less, and none of the cases above turns that round"
     turned = [f"{case.what} {case.value}" for case in plan.cases if (case.ratio > 1) != (plan.ratio > 1)]
     because = f"it turns round with {', '.join(turned)}" if turned else "the two are too near each other"
     return (
@@ -77,7 +77,9 @@ def explain_rent(plan: RentPlan) -> list[str]:
         f"{plan.dedicated_usd:,.2f} USD",
     ]
     if asked.tokens_per_s is None:
-        lines.append("capacity: nobody said how fast a replica is, so one is taken to carry everything (--tokens-per-s)")
+        lines.append(
+            "capacity: nobody said how fast a replica is, so one is taken to carry everything (--tokens-per-s)"
+        )
     else:
         mean = asked.output_tokens / (asked.days * 86_400)
         lines.append(

@@ -106,9 +106,7 @@ def _kv_parts(model: Checkpoint, kv_dtype: str, ranks: int) -> tuple[tuple[float
 def sequence_state_bytes(model: Checkpoint, layout: Layout) -> int:
     """Recurrent state of one sequence on one GPU."""
     ranks = Ranks(layout.attention_ranks)
-    return sum(
-        state_bytes(layer.state, "vllm", ranks).total for layer in model.layers if layer.state is not None
-    )
+    return sum(state_bytes(layer.state, "vllm", ranks).total for layer in model.layers if layer.state is not None)
 
 
 def sequence_kv_bytes(model: Checkpoint, layout: Layout, kv_dtype: str, tokens: float) -> float:
@@ -202,13 +200,23 @@ def ridge_point(peak: float, bandwidth_bytes_per_s: float) -> Fraction:
 
 
 def phases(
-    model: Checkpoint, shape: Shape, gpu: Gpu, layout: Layout, *, kv_dtype: str, batch: float, fresh: float, context: float
+    model: Checkpoint,
+    shape: Shape,
+    gpu: Gpu,
+    layout: Layout,
+    *,
+    kv_dtype: str,
+    batch: float,
+    fresh: float,
+    context: float,
 ) -> tuple[Phase, Phase]:
     """A prompt of `fresh` tokens by itself, and a decode step of `batch` sequences that have `context` tokens each."""
     peak, bandwidth = peak_flops(gpu, shape.weights), float(gpu.bandwidth_bytes_per_s)
     own = batch / layout.tp if layout.attention_dp else batch
     per_sequence = sequence_kv_bytes(model, layout, kv_dtype, context) + 2 * sequence_state_bytes(model, layout)
-    prefill_flops = (2 * fresh * shape.active_params + attention_flops(model, fresh, max(0.0, context - fresh))) / layout.tp
+    prefill_flops = (
+        2 * fresh * shape.active_params + attention_flops(model, fresh, max(0.0, context - fresh))
+    ) / layout.tp
     reads = attention_flops(model, 1.0, context) / layout.attention_ranks
     return (
         Phase(

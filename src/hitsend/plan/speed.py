@@ -350,4 +350,3 @@ def planned_terms(question: SpeedQuestion, shape: Shape) -> tuple[dict[str, floa
         first_token_terms(model, shape, gpu, layout, load),
         wanted > capacity,
     )
-

@@ -225,7 +225,7 @@ def fit(rows: Sequence[Row], *, source: str, as_of: str) -> SpeedFacts:
         groups[row.group].append(row)
         groups[row.moe].append(row)
     gpus = sorted({row.measured.gpu for row in half})
-    found = {name: _constants(members) for name, members in sorted(groups.items()) if len(members) >= 30}  # noqa: PLR2004
+    found = {name: _constants(members) for name, members in sorted(groups.items()) if len(members) >= 30}
     return SpeedFacts(source=source, as_of=as_of, gpus=tuple(gpus), groups=found)
 
 

@@ -44,14 +44,20 @@ def explain_speed(plan: SpeedPlan, before: SpeedPlan | None = None) -> list[str]
     if asked.drafts:
         gain = f"{plan.expected_per_pass:.2f} tokens a pass"
         formula = f"(1 - {asked.accept:g}^{asked.drafts + 1}) / (1 - {asked.accept:g})"
-        lines.append(f"speculation: {asked.drafts} drafts, {formula} = {gain}; a pass computes {asked.drafts + 1} tokens")
+        lines.append(
+            f"speculation: {asked.drafts} drafts, {formula} = {gain}; a pass computes {asked.drafts + 1} tokens"
+        )
     if asked.prefix_hit:
         cached = asked.prefix_hit * asked.input
-        lines.append(f"prefix: {cached:,.0f} of {asked.input:,} prompt tokens are found, {asked.input - cached:,.0f} computed")
+        lines.append(
+            f"prefix: {cached:,.0f} of {asked.input:,} prompt tokens are found, {asked.input - cached:,.0f} computed"
+        )
     fits = f"{plan.capacity:,.1f} sequences of {asked.input + asked.output:,} tokens fit in the cache of one replica"
     wanted = asked.batch / asked.replicas
     if plan.queues:
-        lines.append(f"queues: {fits}, {wanted:,.1f} are asked for; the rest waits, so no time to a first token is given")
+        lines.append(
+            f"queues: {fits}, {wanted:,.1f} are asked for; the rest waits, so no time to a first token is given"
+        )
     else:
         lines.append(f"capacity: {fits}, {wanted:,.1f} are asked for")
     lines.append(f"limited by: {next(iter(parts), 'nothing')}")

@@ -68,7 +68,9 @@ def _costs(shape: Shape, gpu: Gpu, layout: Layout) -> Costs:
     )
 
 
-def step_terms(model: Checkpoint, shape: Shape, gpu: Gpu, layout: Layout, kv_dtype: str, load: Load) -> dict[str, float]:  # noqa: PLR0917
+def step_terms(
+    model: Checkpoint, shape: Shape, gpu: Gpu, layout: Layout, kv_dtype: str, load: Load
+) -> dict[str, float]:
     """Of one decode step, in milliseconds or in counts that a constant in microseconds multiplies."""
     costs, ranks = _costs(shape, gpu, layout), layout.tp
     running = load.running / layout.pp

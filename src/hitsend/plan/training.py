@@ -193,9 +193,7 @@ def plan_train(question: TrainQuestion) -> TrainPlan:
 def shape_of_params(params: int, *, layers: int = 0, hidden: int = 0, heads: int = 0) -> TrainShape:
     """Of a number alone. LoRA adapts four square attention matrices a layer, where layers and width are given."""
     adapted = ((hidden, hidden),) * 4 if hidden and layers else ()
-    return TrainShape(
-        params=params, active_params=params, layers=layers, hidden=hidden, heads=heads, adapted=adapted
-    )
+    return TrainShape(params=params, active_params=params, layers=layers, hidden=hidden, heads=heads, adapted=adapted)
 
 
 def shape_of_model(model: Checkpoint) -> TrainShape:

@@ -92,7 +92,9 @@ def explain_train(plan: TrainPlan, money: TrainMoney) -> list[str]:
         lines.append("activations: not counted; give --model, or --layers, --hidden and --heads")
     if money.gpu is not None:
         verdict = "fits" if memory.total <= money.gpu.memory_bytes else "does not fit"
-        lines.append(f"{verdict} in {money.gpu.memory_bytes / GB:,.1f} GB of a {money.gpu.name}, fragmentation left out")
+        lines.append(
+            f"{verdict} in {money.gpu.memory_bytes / GB:,.1f} GB of a {money.gpu.name}, fragmentation left out"
+        )
     if plan.flops is not None and asked.tokens is not None:
         lines += _budget_lines(plan, money)
     return lines
@@ -147,4 +149,6 @@ def _lifetime_line(params: int, tokens: int, served: float) -> str:
     told = "; ".join(
         f"{row.params / 1e9:,.1f} B on {row.tokens / 1e9:,.0f} B tokens {row.total_flops:.2e}" for row in rows
     )
-    return f"lifetime FLOP with {served:.3g} tokens served, same predicted loss: {told}; least {best.params / 1e9:,.1f} B"
+    return (
+        f"lifetime FLOP with {served:.3g} tokens served, same predicted loss: {told}; least {best.params / 1e9:,.1f} B"
+    )
