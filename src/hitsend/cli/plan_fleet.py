@@ -6,7 +6,7 @@ here. Next: `plan_cost.py`.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -59,7 +59,7 @@ def fleet(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="JSON Lines: at_s, input_tokens, output_tokens.")
     ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=20, max=20_000, help="Simulated a run.")] = 200,
+    requests: Annotated[int, typer.Option("--requests", min=20, max=20_000, help="Simulated a run.")] = 150,
     seed: Annotated[int, typer.Option("--seed")] = 1,
     safety: Annotated[float, typer.Option("--safety", help="Factor on the peak.")] = 1.2,
     cold_start: Annotated[
@@ -75,16 +75,8 @@ def fleet(
 ) -> None:
     """Replicas and GPUs for a peak at a latency goal, one more for a failure, and how sure that is."""
     given = {name: value for name, value in locals().items() if name not in {"facts", "as_json"}}
-    # the planner's other commands start without the loop and numpy
-    from hitsend.plan.simulate import simulate  # noqa: PLC0415
-
     given |= {"slo_ttft": as_ms("--slo-ttft", slo_ttft), "slo_tpot": as_ms("--slo-tpot", slo_tpot)}
-    found = fleet_document(plan_fleet(_question(msgspec.convert(given, Given), facts), simulate))
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    print(f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}")
-    print("\n".join(f"  {line}" for line in found["explain"]))
+    _show(_simulated(Given(**given), facts), peak_rps, as_json=as_json)
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +117,21 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     place: Place
     times: tuple[StepTiming, StepTiming, StepTiming]
     usd_per_gpu_hour: float | None
+
+
+def _simulated(given: Given, facts: Path | None) -> dict[str, Any]:
+    # the planner's other commands start without the loop and numpy
+    from hitsend.plan.simulate import simulate  # noqa: PLC0415
+
+    return fleet_document(plan_fleet(_question(given, facts), simulate))
+
+
+def _show(found: dict[str, Any], peak_rps: float, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+        return
+    print(f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}")
+    print("\n".join(f"  {line}" for line in found["explain"]))
 
 
 def _question(given: Given, facts: Path | None) -> FleetQuestion:
@@ -201,6 +208,10 @@ def _planned(given: Given, draws: tuple[tuple[Arrival, ...], ...], known: Facts)
     price = given.usd_per_gpu_hour
     return System(
         place=_place(given, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held, longest),
-        times=tuple(PlannedTiming(plan, factors, factor=factor) for factor in (1.0, low, high)),  # type: ignore[arg-type]
+        times=(
+            PlannedTiming(plan, factors),
+            PlannedTiming(plan, factors, factor=low),
+            PlannedTiming(plan, factors, factor=high),
+        ),
         usd_per_gpu_hour=price if price is not None or rent is None else float(rent.usd_per_gpu_hour),
     )

@@ -5,7 +5,7 @@ sensitivity, a verdict. Always true: `--json` prints one document. Next: `plan_f
 """
 
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -50,6 +50,7 @@ def rent_or_buy(
 ) -> None:
     """The traffic at which a machine of your own costs what managed tokens do, and how sure that is."""
     known = load_facts(facts)
+    lengths = (input_tokens, output_tokens, reasoning)
     if model is not None and tokens_per_s is None:
         if gpu is None:
             raise CallFailed("--model needs --gpu to plan a speed, or give --tokens-per-s")
@@ -59,12 +60,9 @@ def rent_or_buy(
             layout=Layout(tp=tp),
             weights=weights,
             batch=batch,
-            input=max(1, input_tokens),
-            output=max(1, output_tokens + reasoning),
-            prefix_hit=min(0.99, cached_share),
         )
-        tokens_per_s = plan_speed(question).output_tokens_per_s.value
-    usd = _managed_usd(known, price, requests, (input_tokens, output_tokens, reasoning), cached_share)
+        tokens_per_s = _tokens_per_s(question, lengths, cached_share)
+    usd = _managed_usd(known, price, requests, lengths, cached_share)
     plan = plan_rent(
         RentQuestion(
             managed_usd=usd,
@@ -78,7 +76,10 @@ def rent_or_buy(
             peak_factor=peak_factor,
         )
     )
-    found = rent_document(plan)
+    _show(rent_document(plan), as_json=as_json)
+
+
+def _show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
@@ -86,9 +87,18 @@ def rent_or_buy(
     print("\n".join(f"  {line}" for line in found["explain"]))
 
 
-def _managed_usd(known: Facts, price: str, requests: int, tokens: tuple[int, int, int], cached_share: float) -> float:
+def _tokens_per_s(question: SpeedQuestion, lengths: tuple[int, int, int], cached_share: float) -> float:
+    """Of one replica at this many sequences at once."""
+    entry, leave, thought = lengths
+    asked = msgspec.structs.replace(
+        question, input=max(1, entry), output=max(1, leave + thought), prefix_hit=min(0.99, cached_share)
+    )
+    return plan_speed(asked).output_tokens_per_s.value
+
+
+def _managed_usd(known: Facts, price: str, requests: int, lengths: tuple[int, int, int], cached_share: float) -> float:
     """Gross: what is free on some days is small where this question is asked."""
-    entry, leave, thought = tokens
+    entry, leave, thought = lengths
     traffic = spread(
         requests,
         input_tokens=entry,

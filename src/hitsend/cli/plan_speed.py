@@ -105,8 +105,11 @@ def speed_text(found: dict[str, Any]) -> list[str]:
     ttft = "queues" if found["ttft_ms"] is None else _interval(found["ttft_ms"], "ms")
     rate = _interval(found["output_tokens_per_s"], "tokens/s")
     return [
-        f"{found['model']} ({found['weights']}) on {found['gpus']} x {found['gpu']}, {found['engine']}, {found['batch']} at "
-        f"once, {found['input']:,} in, {found['output']:,} out:",
+        (
+            f"{found['model']} ({found['weights']}) on {found['gpus']} x {found['gpu']}, {found['engine']}, "
+            f"{found['batch']} at "
+            f"once, {found['input']:,} in, {found['output']:,} out:"
+        ),
         f"  TTFT {ttft}, TPOT {_interval(found['tpot_ms'], 'ms')}, output {rate}",
         *(f"  {line}" for line in found["explain"]),
     ]

@@ -12,10 +12,10 @@ import typer
 from hitsend.cli import CallFailed, options
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.core.errors import ConfigError
-from hitsend.plan.facts import load_facts
+from hitsend.plan.facts import Facts, load_facts
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.models import find_checkpoint
-from hitsend.plan.training import TrainQuestion, plan_train, shape_of_model, shape_of_params
+from hitsend.plan.training import TrainQuestion, TrainShape, plan_train, shape_of_model, shape_of_params
 from hitsend.plan.training_text import TrainMoney, train_document
 
 _SIZES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -60,30 +60,12 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Bytes on each GPU by part, what is sent, 6ND, hours, and whether smaller-but-longer would be cheaper."""
-    if (params is None) == (model is None):
-        raise CallFailed("--params or --model: one of them")
+    given = locals()
     known = load_facts(facts)
-    shape = (
-        shape_of_model(find_checkpoint(model, known))
-        if model is not None
-        else shape_of_params(amount("--params", params or ""), layers=layers, hidden=hidden, heads=heads)
-    )
-    plan = plan_train(
-        TrainQuestion(
-            shape=shape,
-            method=method,
-            optimizer=optimizer,
-            algorithm=algorithm,
-            zero=zero,
-            gpus=gpus,
-            seq=seq,
-            batch=batch,
-            checkpointing=checkpointing,
-            flash=flash,
-            rank=rank,
-            tokens=None if tokens is None else amount("--tokens", tokens),
-        )
-    )
+    asked = {name: given[name] for name in TrainQuestion.__struct_fields__ if name in given}
+    asked["tokens"] = None if tokens is None else amount("--tokens", tokens)
+    shape = _shape(known, params, model, {"layers": layers, "hidden": hidden, "heads": heads})
+    plan = plan_train(TrainQuestion(shape=shape, **asked))
     money = TrainMoney(
         gpu=None if gpu is None else find_gpu(gpu, known),
         mfu=mfu,
@@ -94,7 +76,16 @@ def train(
     print(msgspec.json.encode(found).decode() if as_json else "\n".join(train_text(found)))
 
 
+def _shape(known: Facts, params: str | None, model: str | None, widths: dict[str, int]) -> TrainShape:
+    if (params is None) == (model is None):
+        raise CallFailed("--params or --model: one of them")
+    if model is not None:
+        return shape_of_model(find_checkpoint(model, known))
+    return shape_of_params(amount("--params", params or ""), **widths)
+
+
 def train_text(found: dict[str, Any]) -> list[str]:
     """The same document for a reader."""
-    head = f"{found['params']:,} parameters, {found['method']} {found['algorithm']}, ZeRO {found['zero']}, {found['gpus']} GPUs"
+    head = f"{found['params']:,} parameters, {found['method']} {found['algorithm']}, ZeRO {found['zero']}"
+    head += f", {found['gpus']} GPUs"
     return [f"{head}: {found['total_gb_per_gpu']:,.2f} GB on each", *(f"  {line}" for line in found["explain"])]

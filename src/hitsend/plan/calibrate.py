@@ -1,8 +1,9 @@
 """Constants moved towards what one's own system did: `--calibrate FILE`.
 
-Enters: a `hitsend load --json` document, or the JSON of vLLM's benchmark. Leaves: factors for the terms of a plan. Always
-true: a term moves by its share of the squared time, so what dominates the measured load explains it and the rest stays
-as it was; no term falls below a fifth; measured points where requests queued don't count. Next: `compare.py`.
+Enters: a `hitsend load --json` document, or the JSON of vLLM's benchmark. Leaves: factors for the terms of a plan.
+Always true: a term moves by its share of the squared time, so what dominates the measured load explains it and the
+rest stays as it was; no term falls below a fifth; measured points where requests queued don't count. Next:
+`compare.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -61,8 +61,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def layouts(model: Checkpoint, gpu: Gpu, gpus: int) -> list[tuple[Layout, int, str]]:
     """Ways to use so many GPUs: (layout, replicas, why).
 
-    Tensor ranks where they divide the heads; stages where GPUs are joined by PCIe only; copies; and for latent attention
-    with experts, attention per GPU with divided experts (SGLang's and DeepSeek's layout).
+    Tensor ranks where they divide the heads; stages where GPUs are joined by PCIe only; copies; and for latent
+    attention with experts, attention per GPU with divided experts (SGLang's and DeepSeek's layout).
     """
     heads = next((layer.kv.heads for layer in model.layers if layer.kv is not None), 0)
     is_latent = any(layer.kv is not None and layer.kv.latent_dim for layer in model.layers)
@@ -86,7 +86,7 @@ def layouts(model: Checkpoint, gpu: Gpu, gpus: int) -> list[tuple[Layout, int, s
             why = f"EP{tp}: whole experts on each GPU, so each matrix stays wide"
             found.append((Layout(tp=tp, ep=True), 1, why))
             if is_latent:
-                why = f"DP attention + EP{tp}: a latent cache is on every TP rank whole, so {tp} GPUs hold {tp} x the cache"
+                why = f"DP attention + EP{tp}: a latent cache is whole on every TP rank; so it is held once, not {tp} x"
                 found.append((Layout(tp=tp, ep=True, attention_dp=True), 1, why))
     return found
 

@@ -2,9 +2,9 @@
 
 Enters: a peak, latency goals, traffic, and a function that simulates one replica. Leaves: a `FleetPlan`: the rate one
 replica carries within the goals, replicas for the peak, one more for a failure, thresholds, money, and a range. Always
-true: GPUs = peak tokens/s * safety / tokens/s of one replica *at the goal*; the range comes from the interval of the step
-times and from other draws of the traffic, and is wider than either alone; the simulator is handed in, so this module
-knows no scheduler. Next: `fleet_text.py`.
+true: GPUs = peak tokens/s * safety / tokens/s of one replica *at the goal*; the range comes from the interval of the
+step times and from other draws of the traffic, and is wider than either alone; the simulator is handed in, so this
+module knows no scheduler. Next: `fleet_text.py`.
 """
 
 import math
@@ -19,8 +19,11 @@ from hitsend.plan.traffic import Arrival, at_rate
 
 WARM_UP = 0.2
 """The first part of a simulated run that isn't counted: an empty server is fast."""
-SEARCH_STEPS = 6
-CURVE = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+SEARCH_STEPS = 5
+SLOWEST_PER_S = 1 / 3600
+NEAR = 1.25
+"""How far another draw's limit may lie before the search starts wider."""
+CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +83,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `draws`: the same traffic with several seeds, or one trace. Times of steps: as planned, and at both
-    ends of the interval."""
+    """What is asked. `draws`: the same traffic with several seeds, or one trace. Times of steps: as planned, and at
+    both ends of the interval."""
 
     peak_per_s: float
     slo: Slo
@@ -140,11 +143,13 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_fleet(question: FleetQuestion, simulate: Simulate) -> FleetPlan:
     """Raises ConfigError that names the flag."""
     question.check()
-    rates = [sustainable(question, draw, question.timing, simulate) for draw in question.draws]
-    middle = statistics.median(rates)
     first = question.draws[0]
-    slow = sustainable(question, first, question.slow, simulate)
-    fast = sustainable(question, first, question.fast, simulate)
+    found = sustainable(question, first, question.timing, simulate)
+    others = [sustainable(question, draw, question.timing, simulate, near=found) for draw in question.draws[1:]]
+    rates = [found, *others]
+    middle = statistics.median(rates)
+    slow = sustainable(question, first, question.slow, simulate, near=found)
+    fast = sustainable(question, first, question.fast, simulate, near=found)
     low, high = min(slow, *rates), max(fast, *rates)
     curve = (
         tuple(level(question, first, middle * share, question.timing, simulate) for share in CURVE) if middle else ()
@@ -180,24 +185,28 @@ def concurrency(per_s: float, ttft_s: float, tpot_s: float, output_tokens: float
     return per_s * (ttft_s + output_tokens * tpot_s)
 
 
-def sustainable(question: FleetQuestion, draw: Sequence[Arrival], timing: StepTiming, simulate: Simulate) -> float:
-    """The highest rate at which enough requests keep the goal, by halving between one that does and one that doesn't."""
+def sustainable(
+    question: FleetQuestion, draw: Sequence[Arrival], timing: StepTiming, simulate: Simulate, *, near: float = 0.0
+) -> float:
+    """The highest rate at which enough requests keep the goal, by halving between one that does and one that doesn't.
+    `near`: where it is expected. 0: none was found down to one request an hour."""
 
     def keeps(per_s: float) -> bool:
         return level(question, draw, per_s, timing, simulate).kept >= question.slo.share
 
-    low, high = 0.0, 1 / _busy_s(draw, timing)
-    if keeps(high):
-        while keeps(high * 2) and high < question.peak_per_s * 64:
-            high *= 2
-        low, high = high, high * 2
+    step = NEAR if near else 2.0
+    start = near or 1 / _busy_s(draw, timing)
+    if keeps(start):
+        low, high = start, start * step
+        while keeps(high) and high < question.peak_per_s * 64:
+            low, high = high, high * step
     else:
-        while high > 1e-6 and low == 0.0:
-            low = high / 2 if keeps(high / 2) else 0.0
-            high = high if low else high / 2
-            if high < 1 / 3600:
+        low, high = start / step, start
+        while not keeps(low):
+            low, high = low / step, low
+            if high < SLOWEST_PER_S:
                 return 0.0
-    for _ in range(SEARCH_STEPS):
+    for _ in range(SEARCH_STEPS - 2 if near else SEARCH_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low

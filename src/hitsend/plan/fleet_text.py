@@ -92,31 +92,40 @@ def explain_fleet(plan: FleetPlan) -> list[str]:
     goal = f"TTFT <= {slo.ttft_s:g} s and TPOT <= {slo.tpot_s * 1e3:g} ms for {slo.share:.0%}"
     requests = len(asked.draws[0])
     lines = [
-        f"goal: {goal}; simulated: hitsend's scheduler, {requests} requests a run, {len(asked.draws)} draws, the first fifth "
-        "not counted",
-        f"one replica ({asked.gpus_per_replica} GPUs, {asked.place.slots} slots, {asked.place.cells:,} tokens of cache): "
-        f"{plan.per_replica_per_s:,.3f} requests/s [{plan.slowest_per_s:,.3f}, {plan.fastest_per_s:,.3f}], "
-        f"{plan.tokens_per_s:,.1f} output tokens/s",
+        (
+            f"goal: {goal}; simulated: hitsend's scheduler, {requests} requests a run, {len(asked.draws)} draws, "
+            f"the first fifth "
+            "not counted"
+        ),
+        (
+            f"one replica ({asked.gpus_per_replica} GPUs, {asked.place.slots} slots, {asked.place.cells:,} tokens "
+            f"of cache): "
+            f"{plan.per_replica_per_s:,.3f} requests/s [{plan.slowest_per_s:,.3f}, {plan.fastest_per_s:,.3f}], "
+            f"{plan.tokens_per_s:,.1f} output tokens/s"
+        ),
     ]
     if plan.replicas is None:
         return [*lines, how_sure(plan)]
     spare = plan.with_spare or 0
     lines.append(
-        f"replicas: ceil({asked.peak_per_s:g} x {asked.safety:g} / {plan.per_replica_per_s:,.3f}) = {plan.replicas}; with one for "
+        f"replicas: ceil({asked.peak_per_s:g} x {asked.safety:g} / {plan.per_replica_per_s:,.3f}) = "
+        f"{plan.replicas}; with one for "
         f"a failure {spare}, {spare * asked.gpus_per_replica} GPUs"
     )
     loads = [asked.peak_per_s / count / plan.per_replica_per_s for count in (spare, max(1, spare - 1))]
     lines.append(f"headroom: at peak each carries {loads[0]:.0%} of what it can, {loads[1]:.0%} while one is down")
     lines += ["goodput by rate on one replica:", *(_curve_line(one) for one in plan.curve)]
     lines.append(
-        f"autoscaling: add one above {plan.scale_up_per_s:,.3f} requests/s a replica (about {plan.in_flight_at_scale_up:,.1f} in "
+        f"autoscaling: add one above {plan.scale_up_per_s:,.3f} requests/s a replica (about "
+        f"{plan.in_flight_at_scale_up:,.1f} in "
         f"flight), so that a cold start of {asked.cold_start_s:g} s is over before traffic that doubles in "
         f"{asked.doubling_s:g} s needs it; take one away below {plan.scale_down_per_s:,.3f}"
     )
     whole, zero = _usd_per_day(plan), _usd_scaled_to_zero(plan)
     if whole is not None and zero is not None:
         lines.append(
-            f"money: {whole:,.2f} USD a day; scaled to zero for {asked.idle_hours_per_day:g} h {zero:,.2f}, where whoever comes "
+            f"money: {whole:,.2f} USD a day; scaled to zero for {asked.idle_hours_per_day:g} h {zero:,.2f}, "
+            f"where whoever comes "
             f"first waits {asked.cold_start_s:g} s"
         )
     return [*lines, how_sure(plan)]
@@ -127,5 +136,6 @@ def _curve_line(one: Level) -> str:
     bar = "#" * round(one.kept * BAR)
     return (
         f"  {one.per_s:9,.3f}/s |{bar:<{BAR}}| {one.kept:5.1%} kept, {one.goodput_per_s:,.3f}/s, TTFT p99 {late}, "
-        f"TPOT p50 {one.tpot_p50_s * 1e3:,.1f} ms, {one.output_tokens_per_s:,.0f} tokens/s, {one.in_flight:,.1f} in flight"
+        f"TPOT p50 {one.tpot_p50_s * 1e3:,.1f} ms, {one.output_tokens_per_s:,.0f} tokens/s, "
+        f"{one.in_flight:,.1f} in flight"
     )

@@ -1,7 +1,7 @@
 """Managed tokens or machines of one's own: `hitsend plan rent-or-buy`.
 
-Enters: what the traffic costs at a managed price, what a dedicated replica costs a month and how fast it is. Leaves: the
-traffic at which they meet, what each costs now, and how far the answer depends on what nobody knows. Always true:
+Enters: what the traffic costs at a managed price, what a dedicated replica costs a month and how fast it is. Leaves:
+the traffic at which they meet, what each costs now, and how far the answer depends on what nobody knows. Always true:
 managed cost grows with traffic, dedicated cost in steps of a replica; people, spare replicas and idle time are on the
 dedicated side; where a plausible change turns the answer round, nobody wins and it says so. Next: `fleet.py`.
 """
@@ -135,7 +135,8 @@ def dedicated_usd(question: RentQuestion, factor: float) -> float:
 def crossovers(question: RentQuestion) -> tuple[float | None, float | None]:
     """The first factor at which dedicated isn't dearer, and the one after which it never is again.
 
-    With n replicas for traffic both meet at ((n + spare) * C + ops) / managed; that holds where n replicas carry so much.
+    With n replicas for traffic both meet at ((n + spare) * C + ops) / managed; that holds where n replicas carry so
+    much.
     """
     limit = replica_limit(question)
     first = settled = None
@@ -170,26 +171,24 @@ def _utilization(question: RentQuestion, factor: float) -> float | None:
 def sensitivity(question: RentQuestion) -> tuple[Case, ...]:
     """Each unknown number lower and higher, the others as they are."""
     replace = msgspec.structs.replace
-    cases = []
-    for times in (0.5, 2.0):
-        cases.append(_case(question, "traffic", f"x {times:g}", factor=times))
+    changed: list[tuple[str, str, RentQuestion]] = []
     for times in (0.7, 1.3):
-        cheaper = replace(question, managed_usd=question.managed_usd * times)
-        cases.append(_case(cheaper, "managed price", f"x {times:g}"))
-        dearer = replace(question, dedicated_usd=question.dedicated_usd * times)
-        cases.append(_case(dearer, "dedicated cost", f"x {times:g}"))
-    if question.ops_usd:
-        for times in (0.5, 2.0):
-            cases.append(_case(replace(question, ops_usd=question.ops_usd * times), "people", f"x {times:g}"))
-    if question.tokens_per_s is not None:
-        for times in (0.7, 1.3):
+        label = f"x {times:g}"
+        changed += [
+            ("managed price", label, replace(question, managed_usd=question.managed_usd * times)),
+            ("dedicated cost", label, replace(question, dedicated_usd=question.dedicated_usd * times)),
+        ]
+        if question.tokens_per_s is not None:
             faster = replace(question, tokens_per_s=question.tokens_per_s * times)
-            cases.append(_case(faster, "tokens per second", f"x {times:g}"))
-        for share in (0.4, 0.9):
-            cases.append(_case(replace(question, utilization=share), "utilisation at peak", f"{share:.0%}"))
+            changed.append(("tokens per second", label, faster))
+    if question.ops_usd:
+        changed += [("people", f"x {x:g}", replace(question, ops_usd=question.ops_usd * x)) for x in (0.5, 2.0)]
+    if question.tokens_per_s is not None:
+        changed += [("utilisation at peak", f"{x:.0%}", replace(question, utilization=x)) for x in (0.4, 0.9)]
     spare = 1 - min(1, question.redundancy)
-    cases.append(_case(replace(question, redundancy=spare), "spare replicas", str(spare)))
-    return tuple(cases)
+    changed.append(("spare replicas", str(spare), replace(question, redundancy=spare)))
+    traffic = [_case(question, "traffic", f"x {x:g}", factor=x) for x in (0.5, 2.0)]
+    return (*traffic, *(_case(other, what, value) for what, value, other in changed))
 
 
 def _case(question: RentQuestion, what: str, value: str, *, factor: float = 1.0) -> Case:
@@ -204,8 +203,8 @@ def usd_per_million(usd_per_hour: float, tokens_per_s: float) -> float:
 def usd_per_million_output(
     usd_per_hour: float, input_per_s: float, output_per_s: float, *, ratio: float = 4.0
 ) -> float:
-    """A rental's price shared between input and output, where an output token counts as `ratio` input tokens: rate / 3,600 /
-    (input/s / ratio + output/s) (Google's GKE inference recommender, its Cost type)."""
+    """A rental's price shared between input and output, where an output token counts as `ratio` input tokens: rate /
+    3,600 / (input/s / ratio + output/s) (Google's GKE inference recommender, its Cost type)."""
     return usd_per_hour / 3600 / (input_per_s / ratio + output_per_s) * 1e6
 
 

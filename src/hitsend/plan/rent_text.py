@@ -73,8 +73,10 @@ def explain_rent(plan: RentPlan) -> list[str]:
     needed = plan.replicas - asked.redundancy
     lines = [
         f"managed: {asked.managed_usd:,.2f} USD in {asked.days:g} days for {asked.requests:,} requests",
-        f"dedicated: ({needed}{spare}) x {asked.dedicated_usd:,.2f} + {asked.ops_usd:,.2f} people = "
-        f"{plan.dedicated_usd:,.2f} USD",
+        (
+            f"dedicated: ({needed}{spare}) x {asked.dedicated_usd:,.2f} + {asked.ops_usd:,.2f} people = "
+            f"{plan.dedicated_usd:,.2f} USD"
+        ),
     ]
     if asked.tokens_per_s is None:
         lines.append(
@@ -83,7 +85,8 @@ def explain_rent(plan: RentPlan) -> list[str]:
     else:
         mean = asked.output_tokens / (asked.days * 86_400)
         lines.append(
-            f"capacity: {mean:,.2f} output tokens/s on average x {asked.peak_factor:g} at peak / ({asked.tokens_per_s:,.1f} x "
+            f"capacity: {mean:,.2f} output tokens/s on average x {asked.peak_factor:g} at peak / "
+            f"({asked.tokens_per_s:,.1f} x "
             f"{asked.utilization:.0%}) = {needed} replicas, busy {plan.mean_utilization or 0:.1%} of the time"
         )
     lines += [_crossover_line(plan), *chart(plan), *_case_lines(plan), verdict(plan)]

@@ -23,8 +23,8 @@ _FP4 = ("nvfp4", "mxfp4")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """`tp` GPUs hold one copy of the model per pipeline stage. With `attention_dp` each of them has its own sequences and
-    whole attention weights, and only the experts are divided; `ep`: experts are divided by expert, not by width."""
+    """`tp` GPUs hold one copy of the model per pipeline stage. With `attention_dp` each of them has its own sequences
+    and whole attention weights, and only the experts are divided; `ep`: experts are divided by expert, not by width."""
 
     tp: int = 1
     pp: int = 1

@@ -1,9 +1,9 @@
 """hitsend's own scheduler on a clock that only counts: what becomes of requests, without a model.
 
 Enters: arrivals, how long steps take, slots and cells. Leaves: one `Served` per request. Always true: the scheduler is
-`serve/loop/` itself, through `Loop`, `LoopLimits` and `Decoder` and nothing else, so what changes there changes here; no
-wall clock and no randomness: the same arrivals give the same figures. The one module of the planner that may import the
-loop (pyproject.toml says so); it and numpy are loaded only where something is simulated. Next: `fleet.py`.
+`serve/loop/` itself, through `Loop`, `LoopLimits` and `Decoder` and nothing else, so what changes there changes here;
+no wall clock and no randomness: the same arrivals give the same figures. The one module of the planner that may
+import the loop (pyproject.toml says so); it and numpy are loaded only where something is simulated. Next: `fleet.py`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,9 +2,9 @@
 
 Enters: a checkpoint, a GPU, a layout, an engine and a load. Leaves: a `SpeedPlan`: time to the first token, time per
 token, throughput, each with the interval that measured systems had around it. Always true: the constants come from
-`data/speed.json`, fitted on one half of published measurements; no plan is below the floor; where the cache is too small
-for the load it says that requests queue, and gives no time to a first token; speculation and prefix hits change the load
-and not the constants. Next: `calibrate.py`.
+`data/speed.json`, fitted on one half of published measurements; no plan is below the floor; where the cache is too
+small for the load it says that requests queue, and gives no time to a first token; speculation and prefix hits change
+the load and not the constants. Next: `calibrate.py`.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ from hitsend.plan.roofline import (
     shape_of,
 )
 from hitsend.plan.sizes import Ranks
-from hitsend.plan.terms import Load, first_token_terms, step_terms
+from hitsend.plan.terms import Load, System, first_token_terms, step_terms
 
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
@@ -178,8 +178,8 @@ class SpeedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def expected_tokens(accept: float, drafts: int) -> float:
-    """Of one pass that checks so many drafts, each right with the same chance: (1 - a^(g+1)) / (1 - a) (Leviathan et al.,
-    arXiv 2211.17192, equation 1)."""
+    """Of one pass that checks so many drafts, each right with the same chance: (1 - a^(g+1)) / (1 - a) (Leviathan et
+    al., arXiv 2211.17192, equation 1)."""
     return float(drafts + 1) if accept == 1 else (1 - accept ** (drafts + 1)) / (1 - accept)
 
 
@@ -260,18 +260,13 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     model, gpu, layout = question.checkpoint, question.gpu, question.layout
     shape = shape_of(model, question.weights)
     group, constants = constants_of(question.engine, shape, facts)
-    wanted = question.batch / question.replicas
-    capacity = capacity_of(question, shape)
-    if capacity < 1:
-        raise ConfigError(
-            f"{model.name} with {question.input + question.output:,} tokens a sequence doesn't fit on {layout.tp} x "
-            f"{layout.pp} {gpu.name}: see `hitsend plan memory`"
-        )
+    wanted, capacity = question.batch / question.replicas, _room(question, shape)
     running = min(wanted, capacity)
     load = load_of(question, running)
     moved = factors or Factors()
-    weighted = _times(step_terms(model, shape, gpu, layout, question.kv_dtype, load), constants.tpot, moved.tpot)
-    waited = _times(first_token_terms(model, shape, gpu, layout, load), constants.ttft, moved.ttft)
+    system = System(model=model, shape=shape, gpu=gpu, layout=layout, kv_dtype=question.kv_dtype)
+    weighted = _times(step_terms(system, load), constants.tpot, moved.tpot)
+    waited = _times(first_token_terms(system, load), constants.ttft, moved.ttft)
     floor = floor_s(shape, layout, gpu) * 1e3
     is_fitted = group.split("/", 1)[0] == question.engine and any(name in gpu.name for name in facts.gpus)
     share = (1 / len(model.layers)) if question.draft_cost is None else question.draft_cost
@@ -309,6 +304,18 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     )
 
 
+def _room(question: SpeedQuestion, shape: Shape) -> float:
+    """Raises ConfigError where not one sequence fits."""
+    capacity = capacity_of(question, shape)
+    if capacity < 1:
+        gpus = question.layout.tp * question.layout.pp
+        raise ConfigError(
+            f"{shape.name} with {question.input + question.output:,} tokens a sequence doesn't fit on {gpus} x "
+            f"{question.gpu.name}: see `hitsend plan memory`"
+        )
+    return capacity
+
+
 def _times(terms: dict[str, float], constants: dict[str, float], factors: dict[str, float]) -> dict[str, float]:
     return {
         name: value * constants[name] * factors.get(name, 1.0)
@@ -344,9 +351,15 @@ def planned_terms(question: SpeedQuestion, shape: Shape) -> tuple[dict[str, floa
     capacity = max(1.0, capacity_of(question, shape))
     wanted = question.batch / question.replicas
     load = load_of(question, min(wanted, capacity))
-    model, gpu, layout = question.checkpoint, question.gpu, question.layout
+    system = System(
+        model=question.checkpoint,
+        shape=shape,
+        gpu=question.gpu,
+        layout=question.layout,
+        kv_dtype=question.kv_dtype,
+    )
     return (
-        step_terms(model, shape, gpu, layout, question.kv_dtype, load),
-        first_token_terms(model, shape, gpu, layout, load),
+        step_terms(system, load),
+        first_token_terms(system, load),
         wanted > capacity,
     )

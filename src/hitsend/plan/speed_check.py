@@ -2,8 +2,8 @@
 
 Enters: measured rows. Leaves: one `Judged` per row, scores of the half that nothing was fitted to, and with `--fit` the
 constants of `data/speed.json`. Always true: a row's hash says which half it is in, so the judged half is the same
-everywhere; TTFT and TPOT are scored apart, and TTFT only where nobody queued: neither by the plan nor, over 10 s, by the
-measurement; a calibration uses one row of the same system and is judged on the others. Next: `speed_text.py`.
+everywhere; TTFT and TPOT are scored apart, and TTFT only where nobody queued: neither by the plan nor, over 10 s, by
+the measurement; a calibration uses one row of the same system and is judged on the others. Next: `speed_text.py`.
 """
 
 import statistics

@@ -72,7 +72,8 @@ def explain_speed(plan: SpeedPlan, before: SpeedPlan | None = None) -> list[str]
 def _phase_line(phase: Phase) -> str:
     bound = f"{phase.side}-bound, {phase.ideal_s * 1e3:,.2f} ms at the peak"
     return (
-        f"{phase.name}: {_short(phase.flops)}FLOP / {_short(phase.bytes)}B = {phase.intensity:,.1f} FLOP/B a GPU, ridge "
+        f"{phase.name}: {_short(phase.flops)}FLOP / {_short(phase.bytes)}B = {phase.intensity:,.1f} FLOP/B a "
+        f"GPU, ridge "
         f"{_short(phase.peak_flops)}FLOP/s / {_short(phase.bandwidth_bytes_per_s)}B/s = {phase.ridge:,.1f}: {bound}"
     )
 

@@ -6,7 +6,8 @@ efficiency can't work; throughput_rules); every term grows or stays as batch and
 negative, so a plan does too. Next: `fit.py`.
 
     weights, kv        bytes over bandwidth: the constant says by how much peaks are missed
-    flops, mix_*       operations over the peak; `mix`: prompts computed in the steps between two tokens of an answer, on
+    flops, mix_*       operations over the peak; `mix`: prompts computed in the steps between two tokens of an answer,
+    on
                        average input / output tokens per sequence and step
     layers … ranks     microseconds per layer: launches, norms, and waiting for other GPUs
     reduce             bytes of the all-reduces of a layer (2 * hidden * 2 bytes * 2 (n - 1) / n a token) over the link
@@ -68,10 +69,19 @@ def _costs(shape: Shape, gpu: Gpu, layout: Layout) -> Costs:
     )
 
 
-def step_terms(
-    model: Checkpoint, shape: Shape, gpu: Gpu, layout: Layout, kv_dtype: str, load: Load
-) -> dict[str, float]:
+class System(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on GPUs."""
+
+    model: Checkpoint
+    shape: Shape
+    gpu: Gpu
+    layout: Layout
+    kv_dtype: str = "auto"
+
+
+def step_terms(system: System, load: Load) -> dict[str, float]:
     """Of one decode step, in milliseconds or in counts that a constant in microseconds multiplies."""
+    model, shape, gpu, layout = system.model, system.shape, system.gpu, system.layout
     costs, ranks = _costs(shape, gpu, layout), layout.tp
     running = load.running / layout.pp
     own = running / ranks if layout.attention_dp else running
@@ -80,7 +90,7 @@ def step_terms(
     mixed = running * load.fresh / steps
     rate = gpu.bandwidth_bytes_per_s
     context = load.input + load.output / 2
-    keeps = sequence_kv_bytes(model, layout, kv_dtype, context) + 2 * sequence_state_bytes(model, layout)
+    keeps = sequence_kv_bytes(model, layout, system.kv_dtype, context) + 2 * sequence_state_bytes(model, layout)
     attention = attention_flops(model, load.fresh, load.cached) / (ranks * peak_flops(gpu, "bf16")) * 1e3
     untouched = shape.routed_bytes * (1 - touched_share(shape, tokens)) / ranks / rate * 1e3
     return {
@@ -103,12 +113,13 @@ def step_terms(
     }
 
 
-def first_token_terms(model: Checkpoint, shape: Shape, gpu: Gpu, layout: Layout, load: Load) -> dict[str, float]:
+def first_token_terms(system: System, load: Load) -> dict[str, float]:
     """Of the time to the first token, without waiting for memory.
 
     `*_others`: prompts of the others that are computed meanwhile; a closed loop of N clients that all start at once and
     then drift apart lies between none (constant) and all of them (times N), hence both and the root.
     """
+    model, shape, gpu, layout = system.model, system.shape, system.gpu, system.layout
     costs, ranks = _costs(shape, gpu, layout), layout.tp
     others, fresh = load.running, load.fresh
     own = fresh * costs.token_ms

@@ -9,8 +9,8 @@ from typing import Protocol
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.speed import Factors, SpeedPlan, load_of
-from hitsend.plan.terms import Load, step_terms
+from hitsend.plan.speed import Factors, SpeedPlan
+from hitsend.plan.terms import Load, System, step_terms
 
 
 class StepTiming(Protocol):
@@ -65,12 +65,15 @@ class PlannedTiming:
 
     def _terms(self, running: float, context: float, *, prompt: float = 0.0) -> dict[str, float]:
         asked = self._plan.question
-        load = load_of(asked, running)
-        # an answer of one token: all of a prompt is computed in one step
-        load = Load(
-            running=running * asked.layout.pp, input=context or prompt, output=1.0, tokens_per_pass=load.tokens_per_pass
+        system = System(
+            model=asked.checkpoint,
+            shape=self._plan.shape,
+            gpu=asked.gpu,
+            layout=asked.layout,
+            kv_dtype=asked.kv_dtype,
         )
-        terms = step_terms(asked.checkpoint, self._plan.shape, asked.gpu, asked.layout, asked.kv_dtype, load)
+        # an answer of one token: all of a prompt is computed in one step
+        terms = step_terms(system, Load(running=running * asked.layout.pp, input=context or prompt, output=1.0))
         constants = self._plan.constants.tpot
         return {name: value * constants.get(name, 0.0) * self._factors.get(name, 1.0) for name, value in terms.items()}
 

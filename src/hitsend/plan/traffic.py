@@ -1,7 +1,7 @@
 """Requests to simulate: made from a distribution, or read from a recorded trace.
 
-Enters: lengths and a rate, or JSON Lines. Leaves: `Arrival`s by time. Always true: the same seed makes the same requests;
-another rate of the same traffic is the same requests nearer together. Next: `fleet.py`.
+Enters: lengths and a rate, or JSON Lines. Leaves: `Arrival`s by time. Always true: the same seed makes the same
+requests; another rate of the same traffic is the same requests nearer together. Next: `fleet.py`.
 """
 
 import random
@@ -46,6 +46,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 def make_arrivals(traffic: Traffic, requests: int, seed: int) -> list[Arrival]:
     """At one request a second on average; `at_rate` brings them nearer. Lengths are at most 4 x their median."""
     traffic.check()
+    # draws to simulate with, nothing secret
     rng = random.Random(seed)  # noqa: S311
     found, now = [], 0.0
     for _ in range(requests):
@@ -78,7 +79,8 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`. Raises ConfigError with the line."""
+    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`. Raises ConfigError with the
+    line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as failure:

@@ -21,7 +21,8 @@ CHINCHILLA_RATIO = 20
 NF4_BYTES = Fraction(1, 2)
 DOUBLE_QUANT_BITS = Fraction(8, 64) + Fraction(32, 64 * 256)
 SINGLE_QUANT_BITS = Fraction(32, 64)
-"""QLoRA's constants a parameter, with and without double quantisation (Dettmers et al., arXiv 2305.14314, section 3)."""
+"""QLoRA's constants a parameter, with and without double quantisation (Dettmers et al., arXiv 2305.14314, section
+3)."""
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +127,8 @@ ALGORITHMS = {
     "ppo": Copies(2, 2, "policy, critic, frozen reference, frozen reward model"),
     "grpo": Copies(1, 1, "policy, frozen reference; the group's mean replaces a critic"),
 }
-"""DPO: arXiv 2305.18290. PPO: InstructGPT, arXiv 2203.02155. GRPO: arXiv 2402.03300, section 4.1. A reward model that is a
-rule costs nothing; where it is a model, GRPO has one more frozen copy."""
+"""DPO: arXiv 2305.18290. PPO: InstructGPT, arXiv 2203.02155. GRPO: arXiv 2402.03300, section 4.1. A reward model that
+is a rule costs nothing; where it is a model, GRPO has one more frozen copy."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,7 +224,8 @@ def adapter_params(shape: TrainShape, rank: int) -> int:
 
 
 def state_bytes_per_gpu(params: int, optimizer: Optimizer, zero: int, gpus: int) -> Fraction:
-    """ZeRO (arXiv 1910.02054, figure 1): stage 1 divides the optimizer's states, 2 the gradients too, 3 the weights too."""
+    """ZeRO (arXiv 1910.02054, figure 1): stage 1 divides the optimizer's states, 2 the gradients too, 3 the weights
+    too."""
     weights = Fraction(optimizer.weights, gpus if zero >= 3 else 1)
     gradients = Fraction(optimizer.gradients, gpus if zero >= 2 else 1)
     return params * (weights + gradients + Fraction(optimizer.states, gpus if zero >= 1 else 1))
@@ -257,8 +259,8 @@ def memory_of(question: TrainQuestion, trained: int) -> Memory:
 
 
 def activation_bytes(question: TrainQuestion) -> Fraction:
-    """Per layer s*b*h*(34 + 5*a*s/h); selective recomputation (and FlashAttention) 34*s*b*h; full 2*s*b*h, and one layer
-    whole while it is recomputed (Korthikanti et al., arXiv 2205.05198, table 2). 16 bit, without vocabulary."""
+    """Per layer s*b*h*(34 + 5*a*s/h); selective recomputation (and FlashAttention) 34*s*b*h; full 2*s*b*h, and one
+    layer whole while it is recomputed (Korthikanti et al., arXiv 2205.05198, table 2). 16 bit, without vocabulary."""
     shape = question.shape
     if not shape.layers or not shape.hidden:
         return Fraction(0)
@@ -272,8 +274,9 @@ def activation_bytes(question: TrainQuestion) -> Fraction:
 
 
 def communication_bytes(trained: int, params: int, question: TrainQuestion) -> Fraction:
-    """Sent by one GPU in one step, 16 bit: stages 0 to 2 reduce and gather 2 * P * (n - 1) / n, stage 3 gathers the weights
-    twice: 3 * P (arXiv 1910.02054, section 7). Adapters send their own gradients; stage 3 gathers the frozen base too."""
+    """Sent by one GPU in one step, 16 bit: stages 0 to 2 reduce and gather 2 * P * (n - 1) / n, stage 3 gathers the
+    weights twice: 3 * P (arXiv 1910.02054, section 7). Adapters send their own gradients; stage 3 gathers the frozen
+    base too."""
     ring = Fraction(question.gpus - 1, question.gpus)
     if question.zero < 3:
         return 2 * 2 * trained * ring
@@ -282,8 +285,8 @@ def communication_bytes(trained: int, params: int, question: TrainQuestion) -> F
 
 
 def training_flops(params: int, tokens: int, method: str = "full") -> float:
-    """6 N D: 2 forward, 4 backward (Kaplan et al., arXiv 2001.08361, section 2.1). With a frozen base 4 N D: no gradients of
-    its weights. N: parameters one token uses."""
+    """6 N D: 2 forward, 4 backward (Kaplan et al., arXiv 2001.08361, section 2.1). With a frozen base 4 N D: no
+    gradients of its weights. N: parameters one token uses."""
     return float((6 if method == "full" else 4) * params * tokens)
 
 
@@ -306,11 +309,11 @@ class Chinchilla(msgspec.Struct, frozen=True, kw_only=True):
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats a token."""
-        return self.floor + self.a / params**self.alpha + self.b / tokens**self.beta
+        return self.floor + self.a / math.pow(params, self.alpha) + self.b / math.pow(tokens, self.beta)
 
     def tokens_for(self, params: float, loss: float) -> float | None:
         """Tokens at which so many parameters reach a loss. None: never."""
-        left = loss - self.floor - self.a / params**self.alpha
+        left = loss - self.floor - self.a / math.pow(params, self.alpha)
         return None if left <= 0 else math.exp(math.log(self.b / left) / self.beta)
 
 
@@ -354,8 +357,8 @@ class OffloadEstimate(msgspec.Struct, frozen=True):
 
 
 def zero2_offload(params: int, gpus: int, *, offload: bool, buffer: Fraction = Fraction(3, 2)) -> OffloadEstimate:
-    """DeepSpeed's own formula (`estimate_zero2_model_states_mem_needs`): offloaded 2 P on the GPU and P * max(4 n, 16) *
-    1.5 on the host, else 4 P + 16 P / n and P * 4 * n * 1.5."""
+    """DeepSpeed's own formula (`estimate_zero2_model_states_mem_needs`): offloaded 2 P on the GPU and P * max(4 n,
+    16) * 1.5 on the host, else 4 P + 16 P / n and P * 4 * n * 1.5."""
     if offload:
         return OffloadEstimate(Fraction(2 * params), params * max(4 * gpus, 16) * buffer)
     return OffloadEstimate(4 * params + Fraction(16 * params, gpus), params * 4 * gpus * buffer)

@@ -75,9 +75,12 @@ def explain_train(plan: TrainPlan, money: TrainMoney) -> list[str]:
     asked, memory = plan.question, plan.memory
     optimizer, copies = OPTIMIZERS[asked.optimizer], ALGORITHMS[asked.algorithm]
     lines = [
-        f"trained: {plan.trained_params:,} of {asked.shape.params:,} parameters ({asked.method}), each {optimizer.weights} B "
-        f"weight + {optimizer.gradients} gradient + {optimizer.master} master + {optimizer.moments} moments = "
-        f"{optimizer.total} B ({asked.optimizer})",
+        (
+            f"trained: {plan.trained_params:,} of {asked.shape.params:,} parameters ({asked.method}), each "
+            f"{optimizer.weights} B "
+            f"weight + {optimizer.gradients} gradient + {optimizer.master} master + {optimizer.moments} moments = "
+            f"{optimizer.total} B ({asked.optimizer})"
+        ),
         f"copies: {copies.names}",
         "on one GPU: "
         + " + ".join(
