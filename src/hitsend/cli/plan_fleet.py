@@ -17,7 +17,7 @@ from hitsend.cli.plan_speed import as_ms
 from hitsend.plan.calibrate import factors_of, read_points
 from hitsend.plan.compare import cheapest_rental
 from hitsend.plan.facts import Facts, load_facts
-from hitsend.plan.fleet import FleetQuestion, Place, Slo, plan_fleet
+from hitsend.plan.fleet import MAX_REQUESTS, FleetQuestion, Place, Slo, plan_fleet
 from hitsend.plan.fleet_text import fleet_document
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.models import find_checkpoint
@@ -59,7 +59,9 @@ def fleet(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="JSON Lines: at_s, input_tokens, output_tokens.")
     ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=20, max=20_000, help="Simulated a run.")] = 150,
+    requests: Annotated[
+        int, typer.Option("--requests", min=20, max=MAX_REQUESTS, help="At least, in a simulated run.")
+    ] = 100,
     seed: Annotated[int, typer.Option("--seed")] = 1,
     safety: Annotated[float, typer.Option("--safety", help="Factor on the peak.")] = 1.2,
     cold_start: Annotated[
@@ -145,6 +147,7 @@ def _question(given: Given, facts: Path | None) -> FleetQuestion:
         timing=system.times[0],
         fast=system.times[1],
         slow=system.times[2],
+        requests=given.requests,
         gpus_per_replica=given.tp,
         safety=given.safety,
         cold_start_s=given.cold_start,
@@ -159,7 +162,7 @@ def _draws(given: Given) -> tuple[tuple[Arrival, ...], ...]:
     if given.trace is not None:
         return (tuple(read_trace(given.trace)),)
     traffic = Traffic(input=given.input_tokens, output=given.output_tokens, spread=given.spread, shared=given.shared)
-    return tuple(tuple(make_arrivals(traffic, given.requests, given.seed + turn)) for turn in range(DRAWS))
+    return tuple(tuple(make_arrivals(traffic, MAX_REQUESTS, given.seed + turn)) for turn in range(DRAWS))
 
 
 def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
@@ -167,7 +170,8 @@ def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
 
 
 def _place(given: Given, slots: int, cells: int, longest: int) -> Place:
-    return Place(slots=slots, cells_per_slot=max(longest, 1), cells=cells, step_tokens=given.step_tokens)
+    cells = min(cells, slots * longest)
+    return Place(slots=slots, cells_per_slot=longest, cells=cells, step_tokens=given.step_tokens)
 
 
 def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:

@@ -54,13 +54,8 @@ def rent_or_buy(
     if model is not None and tokens_per_s is None:
         if gpu is None:
             raise CallFailed("--model needs --gpu to plan a speed, or give --tokens-per-s")
-        question = SpeedQuestion(
-            checkpoint=find_checkpoint(model, known),
-            gpu=find_gpu(gpu, known),
-            layout=Layout(tp=tp),
-            weights=weights,
-            batch=batch,
-        )
+        checkpoint, card = find_checkpoint(model, known), find_gpu(gpu, known)
+        question = SpeedQuestion(checkpoint=checkpoint, gpu=card, layout=Layout(tp=tp), weights=weights, batch=batch)
         tokens_per_s = _tokens_per_s(question, lengths, cached_share)
     usd = _managed_usd(known, price, requests, lengths, cached_share)
     plan = plan_rent(

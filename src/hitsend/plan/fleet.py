@@ -17,8 +17,12 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.timing import StepTiming
 from hitsend.plan.traffic import Arrival, at_rate
 
-WARM_UP = 0.2
-"""The first part of a simulated run that isn't counted: an empty server is fast."""
+COUNTED = (0.4, 0.8)
+"""The part of a run's requests that is counted: an empty server is fast, and so is one that nobody else comes to."""
+SPANS = 4
+"""A run lasts so many times what one request takes at the goal, so that as many are in flight as will be."""
+MAX_REQUESTS = 4000
+"""Of one run; above, it is shorter, and flatters."""
 SEARCH_STEPS = 5
 SLOWEST_PER_S = 1 / 3600
 NEAR = 1.25
@@ -83,8 +87,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `draws`: the same traffic with several seeds, or one trace. Times of steps: as planned, and at
-    both ends of the interval."""
+    """What is asked. `draws`: the same traffic with several seeds, each of `MAX_REQUESTS`, or one trace, all of it.
+    Times of steps: as planned, and at both ends of the interval."""
 
     peak_per_s: float
     slo: Slo
@@ -93,6 +97,8 @@ class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
     timing: StepTiming
     fast: StepTiming
     slow: StepTiming
+    requests: int = 100
+    """At least, in one run."""
     gpus_per_replica: int = 1
     safety: float = 1.2
     cold_start_s: float = 120.0
@@ -201,11 +207,11 @@ def sustainable(
         while keeps(high) and high < question.peak_per_s * 64:
             low, high = high, high * step
     else:
+        if not keeps(SLOWEST_PER_S):
+            return 0.0
         low, high = start / step, start
-        while not keeps(low):
+        while not keeps(low) and low > SLOWEST_PER_S:
             low, high = low / step, low
-            if high < SLOWEST_PER_S:
-                return 0.0
     for _ in range(SEARCH_STEPS - 2 if near else SEARCH_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
@@ -222,24 +228,40 @@ def _busy_s(draw: Sequence[Arrival], timing: StepTiming) -> float:
 def level(
     question: FleetQuestion, draw: Sequence[Arrival], per_s: float, timing: StepTiming, simulate: Simulate
 ) -> Level:
-    """One simulated rate, without its warm-up."""
-    served = simulate(at_rate(draw, per_s), timing, question.place)
-    counted = served[int(len(served) * WARM_UP) :]
+    """One simulated rate, its middle part."""
+    part = draw[: requests_for(question, draw, per_s)]
+    served = simulate(at_rate(part, per_s), timing, question.place)
+    first, last = (int(len(served) * share) for share in COUNTED)
+    counted = served[first : max(last, first + 1)]
     kept = sum(question.slo.is_kept(one) for one in counted) / len(counted)
     ttft = sorted(one.ttft_s if one.ttft_s is not None else math.inf for one in counted)
     tpot = sorted(one.tpot_s for one in counted if one.tpot_s is not None) or [0.0]
-    spans = sum(one.ended_s - one.at_s for one in served)
-    wall = max(one.ended_s for one in served)
     return Level(
         per_s=per_s,
         kept=kept,
         goodput_per_s=per_s * kept,
-        output_tokens_per_s=sum(one.tokens for one in served) / wall,
+        output_tokens_per_s=_leaving(counted),
         ttft_p50_s=nearest(ttft, 0.5),
         ttft_p99_s=nearest(ttft, 0.99),
         tpot_p50_s=nearest(tpot, 0.5),
-        in_flight=spans / wall,
+        # Little's law
+        in_flight=per_s * statistics.mean(one.ended_s - one.at_s for one in counted),
     )
+
+
+def _leaving(counted: Sequence[Served]) -> float:
+    """Tokens per second of the time in which these requests ended."""
+    ends = [one.ended_s for one in counted]
+    return sum(one.tokens for one in counted) / max(1e-9, max(ends) - min(ends))
+
+
+def requests_for(question: FleetQuestion, draw: Sequence[Arrival], per_s: float) -> int:
+    """How many a run needs: rate * time of one request at the goal * `SPANS`. A trace is taken whole."""
+    if len(draw) < MAX_REQUESTS:
+        return len(draw)
+    tokens = statistics.mean(one.output for one in draw)
+    busy = concurrency(per_s, question.slo.ttft_s, question.slo.tpot_s, tokens)
+    return min(MAX_REQUESTS, max(question.requests, math.ceil(busy * SPANS)))
 
 
 def nearest(values: Sequence[float], share: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hitsend.plan.fleet import FleetPlan, Level
+from hitsend.plan.fleet import FleetPlan, Level, requests_for
 
 BAR = 30
 
@@ -90,12 +90,11 @@ def explain_fleet(plan: FleetPlan) -> list[str]:
     asked = plan.question
     slo = asked.slo
     goal = f"TTFT <= {slo.ttft_s:g} s and TPOT <= {slo.tpot_s * 1e3:g} ms for {slo.share:.0%}"
-    requests = len(asked.draws[0])
+    requests = requests_for(asked, asked.draws[0], plan.per_replica_per_s)
     lines = [
         (
-            f"goal: {goal}; simulated: hitsend's scheduler, {requests} requests a run, {len(asked.draws)} draws, "
-            f"the first fifth "
-            "not counted"
+            f"goal: {goal}; simulated: hitsend's scheduler, {requests} requests in the run at the limit, "
+            f"{len(asked.draws)} draws, what fills and what empties the server not counted"
         ),
         (
             f"one replica ({asked.gpus_per_replica} GPUs, {asked.place.slots} slots, {asked.place.cells:,} tokens "

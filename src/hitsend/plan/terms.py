@@ -26,7 +26,6 @@ from hitsend.plan.roofline import (
     sequence_kv_bytes,
     sequence_state_bytes,
     step_weight_bytes,
-    touched_share,
 )
 
 REDUCES_PER_LAYER = 2
@@ -92,7 +91,6 @@ def step_terms(system: System, load: Load) -> dict[str, float]:
     context = load.input + load.output / 2
     keeps = sequence_kv_bytes(model, layout, system.kv_dtype, context) + 2 * sequence_state_bytes(model, layout)
     attention = attention_flops(model, load.fresh, load.cached) / (ranks * peak_flops(gpu, "bf16")) * 1e3
-    untouched = shape.routed_bytes * (1 - touched_share(shape, tokens)) / ranks / rate * 1e3
     return {
         "weights": step_weight_bytes(shape, layout, tokens) / rate * 1e3,
         "kv": own * keeps / rate * 1e3,
@@ -108,7 +106,7 @@ def step_terms(system: System, load: Load) -> dict[str, float]:
         "reduce": tokens * costs.reduce_ms,
         "mix_reduce": mixed * costs.reduce_ms,
         "expert_parallel": layout.ep * shape.layers / 1e3,
-        "mix_experts": min(1.0, running / steps) * untouched if shape.routed_bytes else 0.0,
+        "mix_experts": min(1.0, running / steps) * shape.routed_bytes / ranks / rate * 1e3,
         "mix_layers": mixed * shape.layers / 1e6,
     }
 
