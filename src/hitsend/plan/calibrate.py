@@ -2,8 +2,8 @@
 
 Enters: a `hitsend load --json` document, or the JSON of vLLM's benchmark. Leaves: factors for the terms of a plan.
 Always true: a term moves by its share of the squared time, so what dominates the measured load explains it and the
-rest stays as it was; no term falls below a fifth; measured points where requests queued don't count. Next:
-`compare.py`.
+rest stays as it was; no term falls below a fifth; what is left holds near the measured load only; measured points
+where requests queued don't count. Next: `compare.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,8 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.speed import Factors, SpeedPlan, SpeedQuestion, plan_speed
+from hitsend.plan.speed import Factors, Near, SpeedPlan, SpeedQuestion, plan_speed
 
-NOISE = 0.02
-"""Variance of one measurement beside that of the constants; chosen on the half that constants were fitted to."""
 LEAST_FACTOR = 0.2
 SWEEPS = 3
 
@@ -94,14 +92,16 @@ def _of_bench(told: Mapping[str, Any], path: Path) -> Point:
         raise ConfigError(f"--calibrate {path}: the benchmark's JSON lacks or breaks {missing}") from None
 
 
-def moved(terms: Mapping[str, float], factors: Mapping[str, float], measured: float) -> dict[str, float]:
+def moved(
+    terms: Mapping[str, float], factors: Mapping[str, float], measured: float, *, noise: float
+) -> dict[str, float]:
     """One measurement: factor_i += error * x_i / (sum x_j^2 + noise * (sum x)^2), x being milliseconds of a term.
 
     The update of a linear Gaussian model whose constants are each as unsure, in proportion, as the others.
     """
     now = {name: value * factors.get(name, 1.0) for name, value in terms.items()}
     total = sum(now.values())
-    scale = sum(value * value for value in now.values()) + NOISE * total * total
+    scale = sum(value * value for value in now.values()) + noise * total * total
     error = measured - total
     return dict(factors) | {
         name: factors.get(name, 1.0) * max(LEAST_FACTOR, 1 + error * value / scale) for name, value in now.items()
@@ -115,10 +115,24 @@ def factors_of(question: SpeedQuestion, points: Sequence[Point]) -> Factors:
     plans = [(_plan_of(question, point), point) for point in points]
     for _ in range(SWEEPS if len(plans) > 1 else 1):
         for plan, point in plans:
-            tpot = moved(plan.terms, tpot, point.tpot_ms * plan.expected_per_pass)
+            tpot = moved(plan.terms, tpot, point.tpot_ms * plan.expected_per_pass, noise=plan.constants.tpot_noise)
             if point.ttft_ms is not None and not plan.queues:
-                ttft = moved(plan.ttft_terms, ttft, point.ttft_ms)
-    return Factors(tpot=tpot, ttft=ttft, points=len(plans))
+                ttft = moved(plan.ttft_terms, ttft, point.ttft_ms, noise=plan.constants.ttft_noise)
+    found = Factors(tpot=tpot, ttft=ttft)
+    return msgspec.structs.replace(found, near=tuple(_left(plan, point, found) for plan, point in plans))
+
+
+def _left(plan: SpeedPlan, point: Point, factors: Factors) -> Near:
+    """What the moved terms leave unexplained of one load."""
+    again = plan_speed(plan.question, factors)
+    ttft = None if point.ttft_ms is None or again.ttft_ms is None else point.ttft_ms / again.ttft_ms.value
+    return Near(
+        batch=plan.question.batch,
+        input=plan.question.input,
+        output=plan.question.output,
+        tpot=point.tpot_ms / again.tpot_ms.value,
+        ttft=ttft,
+    )
 
 
 def _plan_of(question: SpeedQuestion, point: Point) -> SpeedPlan:

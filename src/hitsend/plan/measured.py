@@ -37,16 +37,22 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     output: int
     ttft_ms: float | None
     tpot_ms: float
+    version: str = ""
+    """Of the engine."""
 
     @property
     def system(self) -> tuple[Any, ...]:
         """What stays the same from one load to the next."""
-        return (self.model, self.gpu, self.engine, self.weights, self.layout)
+        return (self.model, self.gpu, self.engine, self.version, self.weights, self.layout)
 
     @property
     def is_for_fitting(self) -> bool:
-        """Half of all rows, by a hash of the id: the other half judges."""
-        return int(hashlib.sha256(self.id.encode()).hexdigest(), 16) % 2 == 0
+        """Half of all loads, by a hash of what was run: the other half judges. What was measured several times is on
+        one side."""
+        layout = self.layout
+        words = (self.model.rsplit("/", 1)[-1], self.gpu, self.engine, self.weights, layout.tp, layout.pp, layout.ep)
+        told = (*words, layout.attention_dp, self.concurrency, self.input, self.output)
+        return hashlib.sha256(repr(told).encode()).digest()[0] % 2 == 0
 
 
 def read_measured(path: Path) -> list[Measured]:
@@ -64,9 +70,19 @@ def read_measured(path: Path) -> list[Measured]:
         found = list(_of_results(rows if isinstance(rows, list) else []))
     else:
         found = list(_of_csv(csv.DictReader(content.splitlines())))
+    found = _once(found)
     if not found:
         raise ConfigError(f"{path}: no row in it has a load and its latencies")
     return found
+
+
+def _once(rows: list[Measured]) -> list[Measured]:
+    """Without rows that two collections have of one measurement: the same load with the same latencies."""
+    seen: dict[tuple[Any, ...], Measured] = {}
+    for row in rows:
+        load = (row.model.rsplit("/", 1)[-1], row.gpu, row.engine, row.weights, row.layout, row.concurrency)
+        seen.setdefault((*load, row.input, row.output, f"{row.tpot_ms:.6g}"), row)
+    return list(seen.values())
 
 
 def _of_csv(rows: Iterable[Mapping[str, str]]) -> Iterator[Measured]:
@@ -89,6 +105,7 @@ def _of_csv(rows: Iterable[Mapping[str, str]]) -> Iterator[Measured]:
             output=int(row["osl"]),
             ttft_ms=float(row["silicon_ttft_ms"]) if row.get("silicon_ttft_ms") else None,
             tpot_ms=float(row["silicon_tpot_ms"]),
+            version=row.get("backend_version") or "",
         )
 
 
@@ -111,6 +128,7 @@ def _of_results(rows: Iterable[Any]) -> Iterator[Measured]:
             output=int(row["output_len"]),
             ttft_ms=row.get("ttft_ms") or row.get("mean_ttft_ms"),
             tpot_ms=float(tpot),
+            version=str(row.get("engine_version") or ""),
         )
 
 

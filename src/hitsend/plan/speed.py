@@ -7,6 +7,7 @@ small for the load it says that requests queue, and gives no time to a first tok
 the load and not the constants. Next: `calibrate.py`.
 """
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -62,6 +63,9 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     ttft_spread: Spread
     calibrated_tpot_spread: Spread
     calibrated_ttft_spread: Spread
+    tpot_noise: float = 0.05
+    """Variance of one load's error beside that of the constants: how little a calibration believes it."""
+    ttft_noise: float = 0.05
 
 
 class SpeedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,12 +89,36 @@ def group_of(engine: str, shape: Shape) -> str:
     return f"{engine}/{'moe' if shape.moe_layers else 'dense'}"
 
 
+class Near(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured load, and measured / planned with the moved terms. `ttft` None: it wasn't measured."""
+
+    batch: float
+    input: float
+    output: float
+    tpot: float
+    ttft: float | None
+
+    def weight(self, batch: float, entry: float, leave: float) -> float:
+        """1 for the same load, a quarter for each octave between: what terms don't explain holds nearby only."""
+        pairs = ((self.batch, batch), (self.input, entry), (self.output, leave))
+        return math.pow(0.25, sum(abs(math.log2(mine / its)) for mine, its in pairs))
+
+
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration multiplies terms by; a term that isn't named stays."""
+    """What a calibration multiplies terms by; a term that isn't named stays. `near`: what was left at each load."""
 
     tpot: dict[str, float] = {}
     ttft: dict[str, float] = {}
-    points: int = 0
+    near: tuple[Near, ...] = ()
+
+    def rest(self, question: "SpeedQuestion") -> tuple[float, float]:
+        """Of TPOT and TTFT, from the nearest measured load."""
+        if not self.near:
+            return 1.0, 1.0
+        load = (question.batch, question.input, question.output)
+        best = max(self.near, key=lambda one: one.weight(*load))
+        weight = best.weight(*load)
+        return math.pow(best.tpot, weight), math.pow(best.ttft or 1.0, weight)
 
 
 class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,10 +298,11 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     floor = floor_s(shape, layout, gpu) * 1e3
     is_fitted = group.split("/", 1)[0] == question.engine and any(name in gpu.name for name in facts.gpus)
     share = (1 / len(model.layers)) if question.draft_cost is None else question.draft_cost
-    step = max(floor, sum(weighted.values())) * (1 + question.drafts * share)
+    rest = moved.rest(question)
+    step = max(floor, sum(weighted.values()) * rest[0]) * (1 + question.drafts * share)
     tpot_spread, ttft_spread = _spreads(constants, moved, is_fitted=is_fitted)
     per_token = _bounds(step / load.expected_per_pass, tpot_spread, floor / load.expected_per_pass)
-    first = _bounds(sum(waited.values()), ttft_spread, 0.0)
+    first = _bounds(sum(waited.values()) * rest[1], ttft_spread, 0.0)
     prefill, decode = phases(
         model,
         shape,

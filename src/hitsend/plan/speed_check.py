@@ -6,6 +6,7 @@ everywhere; TTFT and TPOT are scored apart, and TTFT only where nobody queued: n
 the measurement; a calibration uses one row of the same system and is judged on the others. Next: `speed_text.py`.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import floor_s, shape_of
 from hitsend.plan.speed import Constants, SpeedFacts, SpeedQuestion, Spread, group_of, planned_terms
 
+NOISES = (0.02, 0.05, 0.1, 0.4, 0.8)
+"""How little a calibration may believe one load; each group takes what makes its interval the narrowest."""
 QUEUED_MS = 10_000
 """A measured TTFT above this is a wait for cache, whatever the plan says (throughput_rules)."""
 _SAME_SHAPES = {"zhipuai/GLM-5": "zai-org/GLM-5.2"}
@@ -58,6 +61,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
     planned_tpot_ms: float
     tpot_error: float
+    noise: tuple[float, float]
     tpot_terms: dict[str, float]
     ttft_ms: float | None = None
     planned_ttft_ms: float | None = None
@@ -139,6 +143,7 @@ def _judged(row: Row, facts: SpeedFacts) -> Judged:
         tpot_ms=one.tpot_ms,
         planned_tpot_ms=tpot,
         tpot_error=tpot / one.tpot_ms - 1,
+        noise=(constants.tpot_noise, constants.ttft_noise),
         tpot_terms=_weighted(row.tpot_terms, constants.tpot),
         ttft_ms=one.ttft_ms,
         planned_ttft_ms=ttft,
@@ -157,18 +162,19 @@ class View(msgspec.Struct, frozen=True):
     terms: dict[str, float]
     measured: float
     error: float
+    noise: float
 
 
 def tpot_of(row: Judged) -> View | None:
     """None where it queued."""
-    return None if row.queues else View(row.tpot_terms, row.tpot_ms, row.tpot_error)
+    return None if row.queues else View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.noise[0])
 
 
 def ttft_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.ttft_error is None or row.ttft_ms is None:
         return None
-    return View(row.ttft_terms, row.ttft_ms, row.ttft_error)
+    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.noise[1])
 
 
 def score(rows: Sequence[Judged]) -> list[SpeedScore]:
@@ -195,8 +201,27 @@ def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View |
             systems[row.system].append(view)
     errors = []
     for first, *others in systems.values():
-        factors = moved(first.terms, {}, first.measured)
+        factors = moved(first.terms, {}, first.measured, noise=first.noise)
         errors += [predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1 for view in others]
+    return errors
+
+
+def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+    """Each row calibrated by the load of its system that is nearest in time per token: what a load test near the asked
+    load gives."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in rows:
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    errors = []
+    for views in systems.values():
+        for view in views if len(views) > 1 else ():
+            planned = sum(view.terms.values())
+            others = [other for other in views if other is not view]
+            near = min(others, key=lambda other: abs(math.log(sum(other.terms.values()) / planned)))
+            factors = moved(near.terms, {}, near.measured, noise=near.noise)
+            errors.append(predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1)
     return errors
 
 
@@ -246,13 +271,26 @@ def _constants(rows: Sequence[Row]) -> Constants:
     )
     facts = SpeedFacts(source="", as_of="", gpus=(), groups={rows[0].group: rough})
     judged = [_judged(msgspec.structs.replace(row, group=rows[0].group), facts) for row in plain]
+    calibrated = {noise: [msgspec.structs.replace(row, noise=(noise, noise)) for row in judged] for noise in NOISES}
+    tpot_spread, tpot_noise = min(
+        ((_spread(near_errors(found, tpot_of)), noise) for noise, found in calibrated.items()), key=_width
+    )
+    ttft_spread, ttft_noise = min(
+        ((_spread(near_errors(found, ttft_of)), noise) for noise, found in calibrated.items()), key=_width
+    )
     return msgspec.structs.replace(
         rough,
         tpot_spread=_spread([row.tpot_error for row in judged]),
         ttft_spread=_spread([row.ttft_error for row in judged if row.ttft_error is not None]),
-        calibrated_tpot_spread=_spread(calibrated_errors(judged, tpot_of)),
-        calibrated_ttft_spread=_spread(calibrated_errors(judged, ttft_of)),
+        calibrated_tpot_spread=tpot_spread,
+        calibrated_ttft_spread=ttft_spread,
+        tpot_noise=tpot_noise,
+        ttft_noise=ttft_noise,
     )
+
+
+def _width(found: tuple[Spread, float]) -> float:
+    return found[0].width
 
 
 def _spread(errors: Sequence[float]) -> Spread:
