@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -122,9 +123,8 @@ def measure(path: str, threads: int, rounds: int, cells: int) -> dict[str, float
         runs["prefill_s"].append(seconds(lambda: decoder.decode(batch(0, PREFILL_TOKENS))))
         decoder.release(0)
         decoder.decode(batch(0, cells))
-        runs["decode_s"].append(
-            median(seconds(lambda at=at: decoder.decode(batch(cells + at, 1))) for at in range(16))  # type: ignore[misc]
-        )
+        ones = [partial(decoder.decode, batch(cells + at, 1)) for at in range(16)]
+        runs["decode_s"].append(median(map(seconds, ones)))
         decoder.release(0)
         print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
