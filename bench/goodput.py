@@ -133,8 +133,10 @@ def show(result: dict[str, Any], ttft_s: float, tpot_s: float) -> None:
             print(f"| {rate:g} | {name} | {m['goodput']:.2f} | {m['good_percent']:.0f} % | {ttft} | {tpot} |")
     peak, by = max(result["medians"].items(), key=lambda item: item[1]["llama-server"]["goodput"])
     ours, theirs = by["hitsend"]["goodput"], by["llama-server"]["goodput"]
-    ratio = f"{ours / theirs:.2f}" if theirs else "more than any number"
-    print(f"\nratio at {peak:g} requests/s, where llama-server's goodput is highest: {ratio}")
+    if theirs:
+        print(f"\nratio at {peak:g} requests/s, where llama-server's goodput is highest: {ours / theirs:.2f}")
+    else:
+        print("\nllama-server kept no promise at any rate: the machine is too busy, or the rates are too high")
 
 
 def main() -> None:

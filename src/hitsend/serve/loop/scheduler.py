@@ -265,10 +265,11 @@ def admit_urgent(roster: Roster, plan: StepPlan) -> None:
 
 def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
     """As much as is left, whoever had least lately first."""
-    for sequence in sorted(roster.running, key=lambda each: roster.order(each, plan.at)):
+    prompts = [each for each in roster.running if _has_prompt(each)]
+    for sequence in sorted(prompts, key=lambda each: roster.order(each, plan.at)):
         if plan.tokens_left < 1:
             return
-        if _has_prompt(sequence) and all(share.sequence is not sequence for share in plan.shares):
+        if all(share.sequence is not sequence for share in plan.shares):
             plan.share(sequence, _chunk(roster, plan, sequence))
 
 
