@@ -9,20 +9,18 @@ instants, one after the other. Prints goodput per rate, and the ratio at the rat
 """
 
 import argparse
-import asyncio
 import json
 import os
 import pathlib
 import random
+import subprocess
 import sys
+import tempfile
 from statistics import median
 from typing import Any, NamedTuple
 
-import aiohttp
-
 from bench import serving
-from bench.client import body, fit_words, one, prompt
-from bench.serving import bundled_gguf, hitsend, llama_server, machine, percentile
+from bench.serving import bundled_gguf, hitsend, llama_server, machine
 
 CONTEXT = 2816
 """As many as the default KV budget gives each of the slots."""
@@ -51,44 +49,40 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[Arrival]:
     return found
 
 
-async def open_loop(target: tuple[str, str], coming: list[Arrival], seed: int) -> list[dict[str, Any]]:
-    """Send each at its instant; a failure is a request that wasn't good."""
+def measure(target: tuple[str, str], coming: list[Arrival], seed: int, asked: argparse.Namespace) -> dict[str, float]:
+    """One run against one server, by `hitsend load` replaying a trace."""
     url, model = target
-    timeout = aiohttp.ClientTimeout(total=600)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        fixed = 128 - await fit_words(session, url, model, 128)
-        rng = random.Random(seed)
-        payloads = [body(model, prompt(rng, each.prompt_tokens - fixed), each.output_tokens) for each in coming]
-        loop = asyncio.get_running_loop()
-        begin = loop.time()
-
-        async def send(arrival: Arrival, payload: dict[str, Any]) -> dict[str, Any]:
-            await asyncio.sleep(max(0.0, begin + arrival.at_s - loop.time()))
-            late_ms = 1000 * (loop.time() - begin - arrival.at_s)
-            try:
-                answer = await one(session, url, payload)
-            except (aiohttp.ClientError, TimeoutError, RuntimeError) as failure:
-                return {"failed": type(failure).__name__}
-            return answer | {"ttft_ms": answer["ttft_ms"] + late_ms}
-
-        return await asyncio.gather(*map(send, coming, payloads))
-
-
-def judged(answers: list[dict[str, Any]], seconds: float, ttft_ms: float, tpot_ms: float) -> dict[str, float]:
-    """Goodput and what it is made of."""
-    whole = [each for each in answers if "failed" not in each]
-    good = [each for each in whole if each["ttft_ms"] <= ttft_ms and (each["tpot_ms"] or 0.0) <= tpot_ms]
-    ttft = sorted(each["ttft_ms"] for each in whole) or [0.0]
-    tpot = sorted(each["tpot_ms"] or 0.0 for each in whole) or [0.0]
+    lines = [{"at_s": at, "input_tokens": prompt, "output_tokens": output} for at, prompt, output in coming]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = pathlib.Path(folder, "trace.jsonl")
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        words = [
+            sys.executable,
+            "-m",
+            "hitsend",
+            "load",
+            "--url",
+            url,
+            "--trace",
+            str(trace),
+            "--replay",
+            "1",
+            "--json",
+        ]
+        words += ["--slo-ttft", f"{asked.ttft}s", "--slo-tpot", f"{1000 * asked.tpot}ms", "--seed", str(seed)]
+        words += ["--warmup", "0", "--fresh-connections", "--timeout", "600", *(["--model", model] if model else [])]
+        ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=asked.seconds + 900)
+    if ran.returncode:
+        raise SystemExit(f"the client failed against {url}:\n{ran.stderr[-2000:]}")
+    level = json.loads(ran.stdout)["targets"][0]["levels"][0]
+    ttft, tpot = level["ttft_ms"], level["tpot_ms"]
     return {
-        "goodput": len(good) / seconds,
-        "good_percent": 100 * len(good) / max(1, len(answers)),
-        "ttft_p50_ms": percentile(ttft, 0.5),
-        "ttft_p90_ms": percentile(ttft, 0.9),
-        "tpot_p50_ms": percentile(tpot, 0.5),
-        "tpot_p90_ms": percentile(tpot, 0.9),
-        "failed": float(len(answers) - len(whole)),
+        "goodput": level["goodput_share"] * len(coming) / asked.seconds,
+        "good_percent": 100 * level["goodput_share"],
+        "ttft_p50_ms": ttft["p50"],
+        "ttft_p90_ms": ttft["p90"],
+        "tpot_p50_ms": tpot["p50"],
+        "tpot_p90_ms": tpot["p90"],
     }
 
 
@@ -101,14 +95,13 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
         targets = [("hitsend", ours[:2]), ("llama-server", peer)]
         for _, target in targets:
-            asyncio.run(open_loop(target, arrivals(1.0, 3.0, 7), 7))
+            measure(target, [Arrival(0.0, 100, 8)], 7, asked)
         for number in range(asked.rounds):
             for rate in rates:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
                     # no prompt is ever sent twice to one server, which may keep old ones
-                    coming = arrivals(rate, asked.seconds, number)
-                    answers = asyncio.run(open_loop(target, coming, 1000 * number + int(100 * rate)))
-                    runs[rate][name].append(judged(answers, asked.seconds, 1000 * asked.ttft, 1000 * asked.tpot))
+                    seed = 1000 * number + int(100 * rate)
+                    runs[rate][name].append(measure(target, arrivals(rate, asked.seconds, number), seed, asked))
                     print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     medians = {
