@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from bench.serving import bundled_gguf, machine
 from hitsend.core.clock import SystemClock
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import ContextParams, Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells
