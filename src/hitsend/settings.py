@@ -185,6 +185,19 @@ class EngineSettings(Section, frozen=True):
     """Prove after every step that no cell was lost (always done when idle)."""
 
 
+class AdapterSettings(Section, frozen=True):
+    """`[[adapters]]`: a LoRA adapter (GGUF) over an embedded model, served as a model of its own."""
+
+    name: str
+    """The name under which it is served."""
+    path: str
+    """Its GGUF file; what Hugging Face's `adapter_model.safetensors` becomes with llama.cpp's `convert_lora_to_gguf`."""
+    model: str | None = None
+    """The embedded model that it changes, by the name under which that is served; default: `engine.model`."""
+    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
+    """How much of the change; 0: none."""
+
+
 class UpstreamPrices(Section, frozen=True):
     """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
 
@@ -324,4 +337,5 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     models: tuple[ModelSettings, ...] = ()
     engines: tuple[UpstreamSettings, ...] = ()
+    adapters: tuple[AdapterSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

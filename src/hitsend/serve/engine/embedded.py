@@ -37,7 +37,7 @@ from hitsend.serve.loop.messages import (
     WasQueued,
 )
 from hitsend.serve.loop.shares import Path, most_waiting, path_of
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 _SEED_MASK = 2**63 - 1
 
@@ -76,13 +76,14 @@ class EmbeddedEngine:
         pause_tokens: int,
         on_step: Callable[[StepFigures], None] = lambda _: None,
         line: EngineLine | None = None,
+        adapters: tuple[AdapterSettings, ...] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._name = name
         self._pause_tokens = pause_tokens
         self._on_step = on_step
-        self._line = line or ChildKeeper(settings, model_path, clock, model=model)
+        self._line = line or ChildKeeper(settings, model_path, clock, model=model, adapters=adapters)
         self._line.attach(self._receive, self._went_down)
         self._generations: dict[str, EmbeddedGeneration] = {}
         self._figures = _Figures()
@@ -158,6 +159,7 @@ class EmbeddedEngine:
             tier=job.tier,
             tenant=job.tenant,
             constraint=job.constraint,
+            adapter=job.adapter,
         )
         if not self._line.send(submit):
             raise self._unavailable()

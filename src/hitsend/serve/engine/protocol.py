@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier` and `tenant`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `tier`, `tenant` and `adapter`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -48,6 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     more_prompts: tuple[tuple[int, ...], ...] = ()
     tier: int = 1
     tenant: tuple[str, ...] = ()
+    adapter: str | None = None
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
