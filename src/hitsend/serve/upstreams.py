@@ -82,6 +82,8 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
     handovers: dict[str, Handover] = {}
     prices: list[PriceSettings] = []
     for one in settings.engines:
+        if not isinstance(one, UpstreamSettings):
+            continue
         _check(one, settings, {_TAKEN, *engines}, by_model)
         engine = OpenAIEngine(one, clock, key=_key(one), on_tokens=on_tokens)
         engines[one.name] = engine

@@ -75,6 +75,10 @@ class Pool:
         """What is set aside now."""
         return sum(each.num_bytes for each in self._members.values() if each.stage != "unloaded")
 
+    def fits(self, member: Member) -> bool:
+        """Whether it could be loaded now, without unloading anything."""
+        return self._lacking(member) <= 0
+
     def want(self, name: str, now: float) -> None:
         """Somebody waits for it; the first wish counts."""
         member = self._members[name]

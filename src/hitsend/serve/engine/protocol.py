@@ -16,6 +16,7 @@ from hitsend.core.events import (
     Admitted,
     Answered,
     FirstToken,
+    ModelLoaded,
     Paused,
     Preempted,
     Queued,
@@ -101,6 +102,7 @@ class Produced(msgspec.Struct, frozen=True):
 
 EngineEvent = (
     Queued
+    | ModelLoaded
     | Admitted
     | Preempted
     | Paused

@@ -74,6 +74,12 @@ def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
     return CellPlan(num_slots=slots, cells_per_slot=per_slot, num_cells=whole)
 
 
+def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
+    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
+    cells = plan.num_cells * shape.kv_bytes_per_cell
+    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
+
+
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:
     sharing = settings.num_slots if settings.kv_mode == "per_stream" else 1
     need = sharing * wanted * shape.kv_bytes_per_cell + settings.num_slots * shape.state_bytes_per_slot
