@@ -194,7 +194,7 @@ class AdapterSettings(Section, frozen=True):
     name: str
     """The name under which it is served."""
     path: str
-    """Its GGUF file; what Hugging Face's `adapter_model.safetensors` becomes with llama.cpp's `convert_lora_to_gguf`."""
+    """Its GGUF file, as llama.cpp's `convert_lora_to_gguf.py` makes it of `adapter_model.safetensors`."""
     model: str | None = None
     """The embedded model that it changes, by the name under which that is served; default: `engine.model`."""
     scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0

@@ -103,6 +103,7 @@ class FakeDecoder:
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Append the batch to the slots' tokens, or raise what `fails` says."""
         self._check(batch)
+        self._check_adapter(batch)
         failure = self.fails(batch) if self.fails else None
         if failure is not None:
             raise failure
@@ -168,17 +169,19 @@ class FakeDecoder:
             logits[self.next_token(tokens)] = 40.0
         return logits
 
+    def _check_adapter(self, batch: Batch) -> None:
+        if batch.adapter is not None and batch.adapter not in self.adapter_names:
+            raise FakeMisused(f"there is no adapter {batch.adapter!r}")
+        for slot in np.unique(batch.slots).tolist():
+            if self.slots[slot] and self.adapter_of[slot] != batch.adapter:
+                raise FakeMisused(f"slot {slot} was computed with {self.adapter_of[slot]!r}, not {batch.adapter!r}")
+
     def _check(self, batch: Batch) -> None:
         size = len(batch.token_ids)
         if not 0 < size <= self.max_batch_tokens:
             raise FakeMisused(f"{size} tokens in a batch, limit {self.max_batch_tokens}")
         if {len(batch.positions), len(batch.slots), len(batch.wants_logits)} != {size}:
             raise FakeMisused("the arrays of a batch have different lengths")
-        if batch.adapter is not None and batch.adapter not in self.adapter_names:
-            raise FakeMisused(f"there is no adapter {batch.adapter!r}")
-        for slot in np.unique(batch.slots).tolist():
-            if self.slots[slot] and self.adapter_of[slot] != batch.adapter:
-                raise FakeMisused(f"slot {slot} was computed with {self.adapter_of[slot]!r}, not {batch.adapter!r}")
         ends = {slot: len(tokens) for slot, tokens in enumerate(self.slots)}
         previous = 0
         for token, position, slot in zip(batch.token_ids, batch.positions, batch.slots, strict=True):

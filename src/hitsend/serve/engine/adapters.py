@@ -1,7 +1,7 @@
 """LoRA adapters: small changes to a model's weights, loaded beside it and switched on for one call at a time.
 
-Enters: a loaded model, the settings' adapters. Leaves: `Adapters`. Always true: every file was judged before libllama may
-see it (our own reading of its header: an adapter, of LoRA's kind, for this architecture); all are loaded before the
+Enters: a loaded model, the settings' adapters. Leaves: `Adapters`. Always true: every file was judged before libllama
+may see it (our own reading of its header: an adapter, of LoRA's kind, for this architecture); all are loaded before the
 first context is made, as the library asks; a call has one adapter or none, and the library is told only of changes.
 Next: `llama_decoder.py`.
 """

@@ -57,8 +57,8 @@ class _Figures(msgspec.Struct):
 class EmbeddedEngine:
     """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`.
 
-    `on_step` is told every step, for the metrics, `on_rest` whenever the last running job has ended. `line`: the way to a child that others use too; without it, this
-    engine starts and keeps one of its own.
+    `on_step` is told every step, for the metrics, `on_rest` whenever the last running job has ended. `line`: the way to
+    a child that others use too; without it, this engine starts and keeps one of its own, with `adapters`.
     """
 
     takes: Literal["tokens"] = "tokens"

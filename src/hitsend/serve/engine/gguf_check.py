@@ -130,7 +130,7 @@ class _Cursor:
 
 
 def read_header(path: str, setting: str = "engine.model") -> GgufHeader:
-    """Read and judge the file's header. Raises ConfigError that says what is wrong, and which setting names the file."""
+    """Read and judge the file's header. Raises ConfigError that says what is wrong with the file of `setting`."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data))

@@ -118,7 +118,7 @@ class Pool:
         return 0 if self.budget_bytes is None else self.used_bytes + first.num_bytes - self.budget_bytes
 
     def _make_room(self, first: Member, now: float) -> list[Member]:
-        """Who goes for it. Where that wouldn't be enough nobody does, and when its patience is over, busy ones close."""
+        """Who goes for it. Where that isn't enough nobody does, and when its patience is over, busy ones close."""
         loaded = [each for each in self._members.values() if each.stage == "loaded" and not each.is_pinned]
         leaving = sum(each.num_bytes for each in self._members.values() if each.stage == "unloading")
         lacking = self._lacking(first) - leaving

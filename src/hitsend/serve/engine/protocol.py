@@ -36,7 +36,8 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier`, `tenant` and `adapter`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `tier`, `tenant` and `adapter`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see
+    `several.py`).
     """
 
     request_id: str

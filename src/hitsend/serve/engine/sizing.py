@@ -95,7 +95,9 @@ async def sizes(configs: Sequence[WorkerConfig]) -> list[Sized]:
         if isinstance(answer, LoadFailed):
             raise ConfigError(f"{config.name}: {answer.message}")
     if len(found) < len(configs):
-        raise EngineUnavailable(f"the process that reads models' headers ended ({ends[0].how}) {' '.join(ends[0].lines)}")
+        raise EngineUnavailable(
+            f"the process that reads models' headers ended ({ends[0].how}) {' '.join(ends[0].lines)}"
+        )
     return [each for each in found if isinstance(each, Sized)]
 
 

@@ -20,9 +20,7 @@ from hitsend.serve.engine.protocol import Engine, EngineEvent, Generation, Job, 
 class WaitingGeneration:
     """See `protocol.Generation`. `on_left` is told once when it leaves, or is made to leave, before it began."""
 
-    def __init__(
-        self, job: Job, clock: Clock, queued: Queued, on_left: Callable[["WaitingGeneration"], None]
-    ) -> None:
+    def __init__(self, job: Job, clock: Clock, queued: Queued, on_left: Callable[["WaitingGeneration"], None]) -> None:
         self.job = job
         self._clock = clock
         self._on_left = on_left

@@ -24,7 +24,10 @@ def by_adapter(shares: Iterable[Share]) -> list[list[Share]]:
 
 
 def build_batch(shares: Sequence[Share]) -> Batch:
-    """The arrays for the decoder; all shares have the same adapter. Logits are wanted of a sequence's last known token, and where a prompt is scored."""
+    """The arrays for the decoder; all shares have the same adapter.
+
+    Logits are wanted of a sequence's last known token, and where a prompt is scored.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

@@ -20,7 +20,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     `tier` 0 is served first; `tenant` is whom it is for, from the outermost level to the innermost, "" where unknown:
     those of one tier share the engine fairly at each level.
-    `adapter`: the one that its cache and its tokens are computed with; a cache must never go to another one's sequences.
+    `adapter`: the one that its cache and its tokens are computed with; no cache may go to another one's sequences.
     The prompt is computed once for all choices that find a place by then; `prefill_tokens` and
     `num_prompt_tokens_computed` are those of the choice that computed it.
     """
