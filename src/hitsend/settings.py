@@ -166,8 +166,7 @@ class EngineSettings(Section, frozen=True):
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache."""
     memory_budget_bytes: Positive | None = None
-    """For all embedded models together: weights, adapters, KV cells and state, as predicted from the files. Default: no
-    bound."""
+    """Weights, adapters, cells and state of all embedded models, predicted from their files; default: no bound."""
     kv_mode: Literal["per_stream", "unified"] = "per_stream"
     """per_stream: each sequence its own cells (faster on CPUs); unified: one pool of cells."""
     step_tokens: Positive = 512
@@ -194,7 +193,7 @@ class AdapterSettings(Section, frozen=True):
     name: str
     """The name under which it is served."""
     path: str
-    """Its GGUF file, as llama.cpp's `convert_lora_to_gguf.py` makes it of `adapter_model.safetensors`."""
+    """Its GGUF file, as llama.cpp's `convert_lora_to_gguf` makes it of `adapter_model.safetensors`."""
     model: str | None = None
     """The embedded model that it changes, by the name under which that is served; default: `engine.model`."""
     scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0

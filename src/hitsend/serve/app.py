@@ -20,6 +20,7 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.request import Request
+from hitsend.serve.access.quota import Quota
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import ServedModel, Services
@@ -113,27 +114,8 @@ async def built(
     async with AsyncExitStack() as stack:
         stores = await open_stores(settings, clock, stack)
         started = await (children(settings, clock, metrics, stack) if shared is None else shared.start(settings, stack))
-        upstreams = started.upstreams
-        every = [(model, _words(settings, model)) for model in started.local]
-        first = every[0][1] if every else Words(started.text, _budget(settings), Formats(), Markup())
-        stages = Stages(
-            clock=clock,
-            text=first.text,
-            budget=first.budget,
-            engines=started.engines,
-            prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
-            ledger=stores.ledger,
-            quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
-            wait_timeout_s=settings.engine.wait_timeout_s,
-            formats=first.formats,
-            markup=first.markup,
-            handovers=upstreams.handovers,
-            words={
-                name: replace(words, adapter=adapter)
-                for model, words in every
-                for name, adapter in model.by_name.items()
-            },
-        )
+        quota = shared.quota if shared is not None and settings.access.quota_url is None else stores.quota
+        stages = _stages(settings, started, stores, clock, quota)
         for model, served in stages.engines.items():
             stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
         rates = Rates()
@@ -153,6 +135,30 @@ async def built(
             rates=rates,
             counters=counters if shared is None else None,
         )
+
+
+def _stages(settings: Settings, started: Children, stores: Stores, clock: SystemClock, quota: Quota) -> Stages:
+    every = [(model, _words(settings, model)) for model in started.local]
+    first = every[0][1] if every else Words(started.text, _budget(settings), Formats(), Markup())
+    return Stages(
+        clock=clock,
+        text=first.text,
+        budget=first.budget,
+        engines=started.engines,
+        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall),
+        ledger=stores.ledger,
+        quota=quota,
+        wait_timeout_s=settings.engine.wait_timeout_s,
+        formats=first.formats,
+        markup=first.markup,
+        handovers=started.upstreams.handovers,
+        words={
+            name: replace(words, adapter=adapter)
+            for model, words in every
+            for name, adapter in model.by_name.items()
+            if words is not first or adapter is not None
+        },
+    )
 
 
 def _words(settings: Settings, model: LocalModel) -> Words:
