@@ -19,8 +19,8 @@ import msgspec
 import uvloop
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
-from hitsend.serve.access.quota import Quota
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import ServedModel, Services
@@ -30,7 +30,7 @@ from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.estimate import Rates, estimate
-from hitsend.serve.flights import Flights
+from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
@@ -114,13 +114,18 @@ async def built(
     async with AsyncExitStack() as stack:
         stores = await open_stores(settings, clock, stack)
         started = await (children(settings, clock, metrics, stack) if shared is None else shared.start(settings, stack))
-        quota = shared.quota if shared is not None and settings.access.quota_url is None else stores.quota
-        stages = _stages(settings, started, stores, clock, quota)
-        for model, served in stages.engines.items():
-            stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+        stages = _stages(settings, clock, started, stores, shared)
         rates = Rates()
         observer = shared.observer if shared is not None else metrics
-        flights = Flights(stores.records, observer, clock, settings.record, rates.observe)
+        flights = Flights(
+            stores.records,
+            observer,
+            clock,
+            settings.record,
+            rates.observe,
+            objectives=settings.slo,
+            traces=_traces(settings, stack),
+        )
         pool = None if started.pools is None else started.pools.pool
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
@@ -137,17 +142,18 @@ async def built(
         )
 
 
-def _stages(settings: Settings, started: Children, stores: Stores, clock: SystemClock, quota: Quota) -> Stages:
+def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:
+    """What the pipeline calls. Raises ConfigError for a served model without a price."""
     every = [(model, _words(settings, model)) for model in started.local]
     first = every[0][1] if every else Words(started.text, _budget(settings), Formats(), Markup())
-    return Stages(
+    stages = Stages(
         clock=clock,
         text=first.text,
         budget=first.budget,
         engines=started.engines,
         prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall),
         ledger=stores.ledger,
-        quota=quota,
+        quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
         wait_timeout_s=settings.engine.wait_timeout_s,
         formats=first.formats,
         markup=first.markup,
@@ -159,6 +165,25 @@ def _stages(settings: Settings, started: Children, stores: Stores, clock: System
             if words is not first or adapter is not None
         },
     )
+    for name, served in stages.engines.items():
+        stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
+    return stages
+
+
+def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
+    """Spans for a collector, where one is set."""
+    url = settings.tracing.otlp_url
+    if url is None:
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.otlp_url: expected http://… or https://…, not {url!r}")
+    try:
+        from hitsend.serve.usage import tracing  # noqa: PLC0415  # its libraries are an extra
+    except ImportError as error:
+        raise ConfigError("tracing.otlp_url: needs OpenTelemetry: pip install 'hitsend[otel]'") from error
+    traces = tracing.Traces(settings.tracing, url)
+    stack.push_async_callback(asyncio.to_thread, traces.stop)
+    return traces
 
 
 def _words(settings: Settings, model: LocalModel) -> Words:

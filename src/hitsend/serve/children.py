@@ -25,7 +25,8 @@ from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
-from hitsend.serve.usage.metrics import Metrics, Observer
+from hitsend.serve.usage.figures import Observer
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import EngineCounts
 from hitsend.settings import AdapterSettings, Settings
 

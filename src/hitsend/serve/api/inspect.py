@@ -111,9 +111,10 @@ def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
 
 
 async def metrics(exchange: Exchange) -> None:
-    """Prometheus' text."""
-    await exchange.services.gather("metrics")
-    content_type, body = exchange.services.render_metrics()
+    """Prometheus' text; with exemplars for whoever accepts OpenMetrics."""
+    is_openmetrics = b"application/openmetrics-text" in exchange.headers.get(b"accept", b"")
+    await exchange.services.gather("openmetrics" if is_openmetrics else "metrics")
+    content_type, body = exchange.services.render_metrics(is_openmetrics)
     await exchange.answer(200, body, [(b"content-type", content_type.encode())])
 
 
