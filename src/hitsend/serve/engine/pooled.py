@@ -225,7 +225,8 @@ class ModelPool:
         self._pool = pool
         self._clock = clock
         self.engines: dict[str, PooledEngine] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._unloads: set[asyncio.Task[None]] = set()
         self._timer: asyncio.Handle | None = None
         self._is_stopping = False
 
@@ -261,10 +262,11 @@ class ModelPool:
         self._is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in tuple(self._tasks):
+        for task in self._loads:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        under_way = self._loads | self._unloads
+        if under_way:
+            await asyncio.wait(under_way)
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
 
     def kick(self) -> None:
@@ -298,10 +300,10 @@ class ModelPool:
         while True:
             turn = self._pool.turn(now)
             for name in turn.unload:
-                self._begin(self._unload(self.engines[name]))
+                self._begin(self._unload(self.engines[name]), self._unloads)
             if turn.load is None:
                 break
-            self._begin(self._load(self.engines[turn.load]))
+            self._begin(self._load(self.engines[turn.load]), self._loads)
         self._let_in()
         seconds = self._pool.next_look(now)
         if seconds is not None and self._timer is None:
@@ -313,22 +315,24 @@ class ModelPool:
                 engine.member.wanted_at = None
                 engine.let_in()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], among: set["asyncio.Task[None]"]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        among.add(task)
+        task.add_done_callback(among.discard)
 
     async def _load(self, engine: PooledEngine) -> None:
         _log.info("loading %s: %d bytes", engine.name, engine.model.num_bytes)
         try:
             await engine.load()
+            engine.member.stage, engine.member.used_at = "loaded", self._clock.now()
         except (ConfigError, EngineUnavailable, OSError) as failure:
             _log.error("%s could not be loaded: %s", engine.name, failure)
-            engine.member.stage = "unloaded"
-            engine.failed()
-        else:
-            engine.member.stage, engine.member.used_at = "loaded", self._clock.now()
-        self.kick()
+        finally:
+            if engine.member.stage == "loading":
+                engine.member.stage = "unloaded"
+                if not self._is_stopping:
+                    engine.failed()
+            self.kick()
 
     async def _unload(self, engine: PooledEngine) -> None:
         _log.info("unloading %s: %d bytes", engine.name, engine.model.num_bytes)
