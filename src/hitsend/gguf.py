@@ -147,17 +147,17 @@ class _Cursor:
         self.at = at
 
 
-def read_header(path: str) -> GgufHeader:
-    """Read and judge the file's header. Raises ConfigError that says what is wrong."""
+def read_header(path: str, setting: str = "engine.model") -> GgufHeader:
+    """Read and judge the file's header. Raises ConfigError that says what is wrong with the file of `setting`."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data))
     except _Broken as broken:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: {broken}") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: {broken}") from None
     except ValueError:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: it is empty") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: it is empty") from None
     except OSError as failure:
-        raise ConfigError(f"engine.model: can't read {path}: {failure.strerror}") from None
+        raise ConfigError(f"{setting}: can't read {path}: {failure.strerror}") from None
 
 
 def _header(cursor: _Cursor) -> GgufHeader:

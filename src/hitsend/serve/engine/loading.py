@@ -12,6 +12,7 @@ from pathlib import Path
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
@@ -31,6 +32,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     model = LoadedModel(library, path)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
+    adapters = Adapters(model, header.architecture, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
         model,
@@ -39,6 +41,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
         is_unified=plan.is_unified,
+        adapters=adapters,
     )
     decoder.warm_up()
     facts = EngineFacts(
@@ -56,6 +59,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         weights_bytes=library.llama_model_size(model.handle),
         num_threads=num_threads,
         is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
+        adapters=tuple(sorted(adapters.names)),
         metadata=dict(model.metadata),
     )
     return decoder, facts, compiler_for(model)

@@ -26,7 +26,7 @@ from hitsend.core.errors import (
 )
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.batch import build_batch, by_adapter
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.gaps import close_gaps
@@ -206,7 +206,7 @@ class Loop:
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
             return ShuttingDown("The engine is shutting down.")
-        invalid = what_is_wrong(submit, self._decoder.vocab_size)
+        invalid = what_is_wrong(submit, self._decoder.vocab_size, self._decoder.adapter_names)
         if invalid is not None:
             return InvalidRequest(invalid)
         num_prompt_tokens, limit = len(submit.prompt_token_ids), self._kv.max_sequence_tokens
@@ -256,7 +256,7 @@ class Loop:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = self._decode(plan.shares, failed)
+        results = [part for shares in by_adapter(plan.shares) for part in self._decode(shares, failed)]
         decode_s = self._clock.now() - before
         self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
