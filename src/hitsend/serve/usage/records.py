@@ -1,6 +1,6 @@
 """Flight records that were closed: the newest in memory, all of them on disk for a while.
 
-Enters: a record's JSON and its summary. Leaves: the same. Always true: `put` never waits and never fails (a record that
+Enters: a record, packed (`core/shown.py`) or as JSON, and its summary. Leaves: its JSON. Always true: `put` never waits and never fails (a record that
 can't be stored is counted and dropped, a request never ends badly because of its record); memory is bounded by the
 ring's length and bytes, disk by age and number; a request id belongs to the key that used it first, so that nobody can
 overwrite another caller's record, nor their own once it was billed. Next: `metrics.py`.
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import StorageFailed
+from hitsend.core.shown import as_json
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import RECORDS
 from hitsend.serve.database.writer import Writer
@@ -123,10 +124,10 @@ class RecordStore:
         """A record's JSON. Raises StorageFailed when the disk must be asked and can't be read."""
         kept = self._ring.get(request_id)
         if kept is not None:
-            return kept[1]
+            return as_json(kept[1])
         for summary, body in reversed(self._pending):
             if summary.request_id == request_id:
-                return body
+                return as_json(body)
         try:
             async with self._database.reading() as connection:
                 query = select(RECORDS.c.body).where(RECORDS.c.request_id == request_id)
@@ -197,8 +198,8 @@ def _pack(records: list[tuple[RecordSummary, bytes]]) -> list[dict[str, object]]
 
 
 def _unpack(body: bytes) -> bytes:
-    """zlib's first byte begins no JSON document."""
-    return zlib.decompress(body) if body.startswith(b"\x78") else body
+    """Its JSON. zlib's first byte begins no JSON document and no packed facts."""
+    return as_json(zlib.decompress(body) if body.startswith(b"\x78") else body)
 
 
 async def _store(connection: AsyncConnection, rows: list[dict[str, object]]) -> None:
