@@ -1,8 +1,8 @@
 """A flight record as it is kept, and as it is shown.
 
-Enters: what a `Flight` knows. Leaves: the bytes that are stored, and out of them the record's JSON. Always true: what is
-stored are the facts alone, because every request is stored and few are looked at; they are read by their names, so that
-a record of an earlier version is shown too; bytes that aren't packed facts are JSON already and stay as they are.
+Enters: what a `Flight` knows. Leaves: the bytes that are stored, and out of them the record's JSON. Always true: what
+is stored are the facts alone, because every request is stored and few are looked at; they are read by their names, so
+that a record of an earlier version is shown too; bytes that aren't packed facts are JSON already and stay as they are.
 Next: `request.py`.
 """
 

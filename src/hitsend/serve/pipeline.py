@@ -222,6 +222,7 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
+        may_lag=not request.stream,
     )
 
 
