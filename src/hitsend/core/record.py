@@ -62,6 +62,7 @@ class Flight:
         self._steps_kept = 0
         self._steps_dropped = 0
         self._timeline = Timeline()
+        self._spent: dict[str, float] | None = None
         self._waiting_since: float | None = None
         self._paused_since: float | None = None
         self._last_step: ev.Step | None = None
@@ -77,6 +78,7 @@ class Flight:
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
+            self._spent = None
         if isinstance(event, ev.Step):
             if self._steps_kept >= self._max_steps:
                 self._steps_dropped += 1
@@ -104,6 +106,7 @@ class Flight:
 
     def client_blocked(self, started_at: float, ended_at: float) -> None:
         """A write to the client had to wait."""
+        self._spent = None
         self._timeline.add("client_blocked", started_at, ended_at)
 
     def capture_output(self, delta: Delta) -> None:
@@ -124,6 +127,7 @@ class Flight:
         """Stop the clock. Later events are still kept but no longer change the wall time."""
         if self.closed_at is None:
             self.closed_at = self._clock.now()
+            self._spent = None
 
     @property
     def wall_ms(self) -> float:
@@ -137,7 +141,9 @@ class Flight:
             self._timeline.add("wait", self._waiting_since, end)
             if self.is_closed:
                 self._waiting_since = None
-        return self._timeline.partition(self.received_at, end)
+        if self._spent is None or not self.is_closed:
+            self._spent = self._timeline.partition(self.received_at, end)
+        return self._spent
 
     def timings(self) -> dict[str, float]:
         """The short form for the response: ttft_ms, wall_ms and the segments that took any time, in ms."""

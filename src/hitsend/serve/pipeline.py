@@ -16,9 +16,9 @@ from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
-from hitsend.serve.access.limits import Size, most_output
 from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.access.room import Size, most_output
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts

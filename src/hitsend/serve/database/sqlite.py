@@ -70,7 +70,7 @@ class SqliteThread:
         try:
             if may_lag != self._is_lagging:
                 self._is_lagging = may_lag
-                _pragma(connection, "synchronous=NORMAL" if may_lag else "synchronous=FULL")
+                _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
             with connection.begin():
                 return work(connection)
         except BaseException:
@@ -81,11 +81,12 @@ class SqliteThread:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError):
+                connection.invalidate()  # not back to the pool, which would give it out as it is
                 connection.close()
 
     def _move_log(self) -> None:
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self.engine.connect() as connection:
-            _pragma(connection, "wal_checkpoint(PASSIVE)")
+            _say(connection, "PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def listening(engine: Engine) -> Engine:
@@ -143,10 +144,10 @@ def _insertion(table: str, names: tuple[str, ...]) -> str:
     return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # ours
 
 
-def _pragma(connection: Connection, what: str) -> None:
+def _say(connection: Connection, pragma: str) -> None:
     """Outside of any transaction, without beginning one."""
     raw: Any = connection.connection.dbapi_connection
-    raw.execute(f"PRAGMA {what}").close()
+    raw.execute(pragma).close()
 
 
 def _on_connect(connection: Any, _: Any) -> None:

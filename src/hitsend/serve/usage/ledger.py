@@ -12,7 +12,6 @@ their lease ran out.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InvalidRequest, StorageFailed
+from hitsend.core.ids import IDS
 from hitsend.core.request import Usage
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS
@@ -112,7 +112,7 @@ class Ledger:
         """
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
-        hold = Hold(secrets.token_hex(16), request, held, now)
+        hold = Hold(IDS.take(16), request, held, now)
         lease = (hold, self.owner, now + self._lease_s)
         writing = self._writer.submit_bulk(insert_holds, lease, may_lag=request.may_lag)
         self._open[hold.hold_id] = hold
