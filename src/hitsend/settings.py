@@ -33,6 +33,11 @@ class ServerSettings(Section, frozen=True):
     """Folder of the ledger, keys, records and models; made with mode 0700."""
     allowed_hosts: tuple[str, ...] = ()
     """Host header values served; empty means loopback names, the bound address and (with keys configured) any."""
+    max_connections: Positive = 1000
+    """Open at once, in each gateway process; each takes a file descriptor. Beyond it only health checks, metrics, state
+    and administration are served, and what comes beyond those is closed with a 503."""
+    max_connections_per_address: Positive | None = None
+    """Of these, from one address. Leave it unset behind a proxy, whose connections all come from one."""
     drain_s: Seconds = 10.0
     """How long running requests may go on after a stop signal."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1

@@ -31,16 +31,15 @@ MOVE_EVERY_S = 1.0
 
 
 class SqliteThread:
-    """One connection in a thread of its own, and another one that moves the log."""
+    """A thread that writes, and another one that moves the log."""
 
     def __init__(self, url: URL) -> None:
-        self.engine = listening(create_engine(url.set(drivername="sqlite"), hide_parameters=True)).execution_options(
-            hitsend_writes=True
+        engine = create_engine(
+            url.set(drivername="sqlite"), hide_parameters=True, pool_reset_on_return=None, pool_use_lifo=True
         )
+        self.engine = listening(engine).execution_options(hitsend_writes=True)
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
-        self._connection: Connection | None = None
-        self._is_lagging = False
         self._moved_at = 0.0
         self._move: asyncio.Future[None] | None = None
 
@@ -56,33 +55,21 @@ class SqliteThread:
     def close(self) -> None:
         """When what was submitted is written. Safe to call twice."""
         self._moving.shutdown()
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._writing.submit(self._let_go)
         self._writing.shutdown()
         self.engine.dispose()
 
     def _transact(self, work: Callable[[Connection], T], may_lag: bool) -> T:  # noqa: FBT001  # by position only
-        """In the thread."""
-        if self._connection is None:
-            self._connection = self.engine.connect()
-            self._is_lagging = False
-        connection = self._connection
-        try:
-            if may_lag != self._is_lagging:
-                self._is_lagging = may_lag
-                _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
-            with connection.begin():
-                return work(connection)
-        except BaseException:
-            self._let_go()  # whatever state it is in: the next transaction gets a new one
-            raise
-
-    def _let_go(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(SQLAlchemyError):
-                connection.invalidate()  # not back to the pool, which would give it out as it is
-                connection.close()
+        """In the thread. A connection that something went wrong on isn't used again."""
+        with self.engine.connect() as connection:
+            try:
+                if connection.info.get("may_lag", False) != may_lag:
+                    _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
+                    connection.info["may_lag"] = may_lag
+                with connection.begin():
+                    return work(connection)
+            except BaseException:
+                connection.invalidate()
+                raise
 
     def _move_log(self) -> None:
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self.engine.connect() as connection:
