@@ -25,7 +25,7 @@ async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     flight = exchange.flight = services.flights.open(exchange.request_id, exchange.principal)
     try:
         _note_caller(exchange, flight)
-        services.shed(exchange.principal.levels)
+        await services.shed(exchange.principal.levels)
         yield flight
     except ServeError as error:
         if isinstance(error, LimitError) and error.windows is not None:
