@@ -65,6 +65,7 @@ class Stages:
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
+    engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
         job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
         flight.record(fitted)
