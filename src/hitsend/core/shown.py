@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 _IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
-_CARRIED = ("cost_microusd", "engine", "model", "principal")
+_CARRIED = ("cost_microusd", "engine", "model", "trace_id", "principal")
 _OUTPUTS = ("output_text", "output_reasoning", "output_tool_calls")
 _WITH_LIMITS = ("parsed", "fitted", "limits_checked")
 _PACKED = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
