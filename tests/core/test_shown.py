@@ -3,6 +3,7 @@
 import msgspec
 
 from hitsend.core import events as ev
+from hitsend.core.record import Flight
 from hitsend.core.request import SamplingParams
 from hitsend.core.shown import as_json
 from tests.core.test_record import HandClock, _fly
@@ -34,7 +35,7 @@ def test_what_older_versions_stored_is_left_as_it_is():
 
 
 def test_a_record_of_a_version_that_knew_less_is_shown():
-    flight = _fly(HandClock())
+    flight = Flight("req_1", HandClock())
     flight.record(ev.Fitted(10, (), SamplingParams(), {"seed": "client"}))
     flight.close()
     kept = msgspec.msgpack.decode(flight.pack())
