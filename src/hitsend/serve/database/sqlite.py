@@ -26,7 +26,7 @@ BUSY_TIMEOUT_MS = 5000
 MAX_LOG_PAGES = 16_000
 """64 MB, from where a commit moves the log itself."""
 
-MOVE_EVERY_S = 1.0
+MOVE_EVERY_S = 5.0
 """How long a log is left to grow."""
 
 
