@@ -18,9 +18,9 @@ from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
-from hitsend.serve.access.limits import Size, most_output
 from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.access.room import Size, most_output
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
@@ -95,6 +95,7 @@ class Stages:
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
+    engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
         job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
         job = msgspec.structs.replace(job, traceparent=flight.traceparent)
@@ -254,6 +255,7 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
+        may_lag=not request.stream,
     )
 
 

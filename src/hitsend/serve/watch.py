@@ -73,7 +73,8 @@ class Watch:
 
     def model_state(self, model: str) -> dict[str, Any]:
         """What `/v1/models` adds: how it is with a model that comes and goes, and what an adapter changes."""
-        engine, shown = self._stages.engines.get(model), {}
+        engine = self._stages.engines.get(model)
+        shown: dict[str, Any] = {}
         if isinstance(engine, PooledEngine):
             shown = {"engine": engine.name, "state": engine.member.stage, "memory_bytes": engine.member.num_bytes}
         return shown | ({"adapter_of": engine.facts.model} if engine and self._adapters.get(model) else {})

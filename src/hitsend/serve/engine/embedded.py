@@ -121,22 +121,31 @@ class EmbeddedEngine:
         """Refuse at once what can never fit; and, when the queue is full, who has the most waiting in it."""
         if not self._line.is_ready:
             raise self._unavailable()
-        most = self._settings.max_waiting + self.facts.num_slots
-        check_job(job, self.facts.cells_per_slot, most)
+        check_job(job, self.facts.cells_per_slot, self._most)
+        self.shed(job.tenant, job.n)
+
+    @property
+    def _most(self) -> int:
+        return self._settings.max_waiting + self.facts.num_slots
+
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """Refuse at once, when the queue is full, who has the most waiting in it."""
+        if not self._line.is_ready:
+            raise self._unavailable()
         waiting = sum(generation.num_waiting for generation in self._generations.values())
-        places = most - self._figures.slots_used
-        if waiting + job.n > places and self._must_yield(job):
+        places = self._most - self._figures.slots_used
+        if waiting + choices > places and choices <= self._most and self._must_yield(tenant, choices):
             raise ServerOverloaded(
-                f"The queue is full: {waiting} waiting, {job.n} more, room for {places}.", retry_after_s=1.0
+                f"The queue is full: {waiting} waiting, {choices} more, room for {places}.", retry_after_s=1.0
             )
 
-    def _must_yield(self, job: Job) -> bool:
+    def _must_yield(self, tenant: tuple[str, ...], choices: int) -> bool:
         """As the loop will find; somebody else makes room there otherwise."""
         waiting: Counter[Path] = Counter()
         for generation in self._generations.values():
             waiting[path_of(generation.job.tenant)] += generation.num_waiting
-        path = path_of(job.tenant)
-        return most_waiting(waiting, path, job.n) == path
+        path = path_of(tenant)
+        return most_waiting(waiting, path, choices) == path
 
     def generate(self, job: Job) -> EmbeddedGeneration:
         """Submit the job. Raises what `admit` raises, and EngineUnavailable while the child is down."""

@@ -210,6 +210,11 @@ class Engine(Protocol):
         """End everything, wait for the child, return. Safe to call twice."""
         ...
 
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """Before anything is prepared: refuse what `admit` would refuse whatever was asked (ServerOverloaded,
+        EngineUnavailable, ShuttingDown)."""
+        ...
+
     def admit(self, job: Job) -> None:
         """Refuse at once what can never fit (ContextLengthExceeded) or a full queue (ServerOverloaded)."""
         ...
