@@ -29,6 +29,7 @@ COMMANDS = {
     "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
+    "models": "List the models that are here; measure which layout of their weights suits this machine.",
     "config": "Show every setting and where its value came from.",
 }
 """Every command, in the order of `--help`. Each lives in the module of its name and is that module's `app`."""

@@ -177,6 +177,7 @@ class Flight:
             "cost_microusd": self.cost_microusd,
             "engine": self.engine,
             "model": self.model,
+            "layout": self._last(ev.Routed, "layout"),
             "principal": _shown(self.principal),
             "sampling": self._last(ev.Fitted, "sampling"),
             "sampling_sources": self._last(ev.Fitted, "sources"),

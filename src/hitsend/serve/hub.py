@@ -224,10 +224,10 @@ async def hub_of(
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    shared = SharedEngine(settings.engine, found.path, clock, model=found.name)
+    shared = SharedEngine(settings.engine, found.weights_path, clock, model=found.name)
     engine = EmbeddedEngine(
         settings.engine,
-        found.path,
+        found.weights_path,
         clock,
         model=found.name,
         pause_tokens=settings.stream.pause_tokens,

@@ -20,7 +20,7 @@ import uvloop
 from hitsend.core.errors import ConfigError
 from hitsend.serve import app
 from hitsend.serve.child import Child, ChildExit
-from hitsend.serve.children import find_model, models_dir
+from hitsend.serve.children import find_weights, models_dir
 from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import NO_MODEL, ModelFile
@@ -59,7 +59,7 @@ async def _supervise(settings: Settings) -> None:
         )
     sockets = listen_several(server.host, server.port, server.workers)
     try:
-        found = await asyncio.to_thread(find_model, settings)
+        found = await asyncio.to_thread(find_weights, settings)
         embedder = await asyncio.to_thread(find_embedder, settings.engine, models_dir(settings))
         await Crew(settings, found, embedder, sockets).run()
     finally:

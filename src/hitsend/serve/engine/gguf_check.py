@@ -83,6 +83,27 @@ class GgufHeader(msgspec.Struct, frozen=True):
         return str(self.metadata.get("general.architecture", ""))
 
 
+class GgufTensor(msgspec.Struct, frozen=True):
+    """One matrix: `kind` is ggml's number of its type, `offset` counts from the start of the data."""
+
+    name: str
+    dimensions: tuple[int, ...]
+    kind: int
+    offset: int
+    num_bytes: int
+
+
+class GgufMap(msgspec.Struct, frozen=True):
+    """Where things lie in the file: bytes [keys_at, keys_end) are its keys, tensors count from `data_at`."""
+
+    num_keys: int
+    keys_at: int
+    keys_end: int
+    data_at: int
+    alignment: int
+    tensors: tuple[GgufTensor, ...]
+
+
 class _Broken(Exception):
     """What is wrong with the file."""
 
@@ -131,6 +152,11 @@ class _Cursor:
 
 def read_header(path: str) -> GgufHeader:
     """Read and judge the file's header. Raises ConfigError that says what is wrong."""
+    return read_map(path)[0]
+
+
+def read_map(path: str) -> tuple[GgufHeader, GgufMap]:
+    """The same, and where everything lies. Raises ConfigError."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data))
@@ -142,7 +168,7 @@ def read_header(path: str) -> GgufHeader:
         raise ConfigError(f"engine.model: can't read {path}: {failure.strerror}") from None
 
 
-def _header(cursor: _Cursor) -> GgufHeader:
+def _header(cursor: _Cursor) -> tuple[GgufHeader, GgufMap]:
     magic = bytes(cursor.data[:4])
     if magic != b"GGUF":
         raise _Broken(f"it starts with {magic!r}, not b'GGUF'")
@@ -155,20 +181,24 @@ def _header(cursor: _Cursor) -> GgufHeader:
         raise _Broken(f"{num_tensors} tensors and {num_keys} keys, limits {MAX_TENSORS} and {MAX_KEYS}")
     metadata: dict[str, Any] = {}
     lengths: dict[str, int] = {}
+    keys_at = cursor.at
     for _ in range(num_keys):
         _key(cursor, metadata, lengths)
-    tensors = [_tensor(cursor) for _ in range(num_tensors)]
+    keys_end = cursor.at
+    tensors = tuple(_tensor(cursor) for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
         raise _Broken(f"general.alignment is {alignment!r}, not a power of two")
     start = -(-cursor.at // alignment) * alignment
-    for name, offset, num_bytes in tensors:
-        if offset % alignment:
-            raise _Broken(f"tensor {name!r} starts at offset {offset}, no multiple of {alignment}")
-        if start + offset + num_bytes > cursor.size:
-            raise _Broken(f"tensor {name!r} ends at byte {start + offset + num_bytes}, the file at byte {cursor.size}")
+    for each in tensors:
+        if each.offset % alignment:
+            raise _Broken(f"tensor {each.name!r} starts at offset {each.offset}, no multiple of {alignment}")
+        end = start + each.offset + each.num_bytes
+        if end > cursor.size:
+            raise _Broken(f"tensor {each.name!r} ends at byte {end}, the file at byte {cursor.size}")
     _apart(tensors)
-    return GgufHeader(metadata, lengths, num_tensors, sum(num_bytes for _, _, num_bytes in tensors))
+    header = GgufHeader(metadata, lengths, num_tensors, sum(each.num_bytes for each in tensors))
+    return header, GgufMap(num_keys, keys_at, keys_end, start, alignment, tensors)
 
 
 def _key(cursor: _Cursor, metadata: dict[str, Any], lengths: dict[str, int]) -> None:
@@ -201,13 +231,12 @@ def _scalar(cursor: _Cursor, kind: int, key: str) -> Any:
     return cursor.take(_SCALARS[kind])
 
 
-def _tensor(cursor: _Cursor) -> tuple[str, int, int]:
-    """Name, offset and size of one tensor."""
+def _tensor(cursor: _Cursor) -> GgufTensor:
     name = cursor.text().decode("utf-8", "replace")[:80]
     num_dimensions = cursor.take("I")
     if not 1 <= num_dimensions <= 4:
         raise _Broken(f"tensor {name!r} has {num_dimensions} dimensions")
-    dimensions = [cursor.take("Q") for _ in range(num_dimensions)]
+    dimensions = tuple(cursor.take("Q") for _ in range(num_dimensions))
     kind, offset = cursor.take("I"), cursor.take("Q")
     if kind not in _BLOCKS:
         raise _Broken(f"tensor {name!r} has unknown type {kind}")
@@ -219,12 +248,18 @@ def _tensor(cursor: _Cursor) -> tuple[str, int, int]:
     per_block, block_bytes = _BLOCKS[kind]
     if dimensions[0] % per_block:
         raise _Broken(f"tensor {name!r} has rows of {dimensions[0]} elements, no multiple of its block of {per_block}")
-    return name, offset, elements // per_block * block_bytes
+    return GgufTensor(name, dimensions, kind, offset, elements // per_block * block_bytes)
 
 
-def _apart(tensors: list[tuple[str, int, int]]) -> None:
+def bytes_of(kind: int, num_elements: int) -> int:
+    """What so many elements of a type take; a whole number of its blocks."""
+    per_block, block_bytes = _BLOCKS[kind]
+    return num_elements // per_block * block_bytes
+
+
+def _apart(tensors: tuple[GgufTensor, ...]) -> None:
     end, before = 0, ""
-    for name, offset, num_bytes in sorted(tensors, key=lambda tensor: tensor[1]):
-        if offset < end:
-            raise _Broken(f"tensors {before!r} and {name!r} overlap")
-        end, before = offset + num_bytes, name
+    for each in sorted(tensors, key=lambda tensor: tensor.offset):
+        if each.offset < end:
+            raise _Broken(f"tensors {before!r} and {each.name!r} overlap")
+        end, before = each.offset + each.num_bytes, each.name

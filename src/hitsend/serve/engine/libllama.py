@@ -202,6 +202,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
 }
+_CONVERTING: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_quantize_chunk": (_Z, [_I, _P, _P, c.c_int64, c.c_int64, c.c_int64, _P]),
+    **{
+        f"dequantize_row_{name}": (None, [_P, _P, c.c_int64])
+        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
+    },
+}
+"""What only changing a layout needs: a build without it serves all the same. Found when used."""
 
 
 class Library:
@@ -217,9 +225,11 @@ class Library:
         functions.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS:
+        if name not in _FUNCTIONS and name not in _CONVERTING:
             raise AttributeError(name)
         function: Callable[..., Any] = getattr(self._functions, name)
+        if name in _CONVERTING:
+            function.restype, function.argtypes = _CONVERTING[name]  # type: ignore[attr-defined]
         return function
 
     @property
