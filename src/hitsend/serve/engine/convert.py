@@ -141,12 +141,14 @@ def _write_tensors(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[St
             print(f"{said * 10} % of {whole / 1e6:.0f} MB", flush=True)  # noqa: T201 (its parent reads these lines)
 
 
-def _portions(data: mmap.mmap, data_at: int, step: Step, library: Library) -> Iterator[bytes]:
+def _portions(
+    data: mmap.mmap | bytes, data_at: int, step: Step, library: Library, *, portion_bytes: int = PORTION_BYTES
+) -> Iterator[bytes]:
     """The tensor's bytes as they are to be stored, some rows at a time."""
     tensor, width = step.tensor, step.tensor.dimensions[0]
     start, end = data_at + tensor.offset, data_at + tensor.offset + tensor.num_bytes
     row_bytes = bytes_of(tensor.kind, width)
-    portion = max(1, PORTION_BYTES // (width * 4)) * row_bytes
+    portion = max(1, portion_bytes // (width * 4)) * row_bytes
     for at in range(start, end, portion):
         taken = data[at : min(at + portion, end)]
         if step.wanted is None:

@@ -227,9 +227,9 @@ class Library:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in _FUNCTIONS and name not in _CONVERTING:
             raise AttributeError(name)
+        if not hasattr(self._functions, name):
+            raise ConfigError(f"engine.layout: {self.path} can't convert weights: it lacks {name}")
         function: Callable[..., Any] = getattr(self._functions, name)
-        if name in _CONVERTING:
-            function.restype, function.argtypes = _CONVERTING[name]  # type: ignore[attr-defined]
         return function
 
     @property
@@ -273,7 +273,8 @@ def open_library(path: str | None = None) -> Library:
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ConfigError(f"engine.libllama: {where} is not a usable libllama: it lacks {shown}")
-    for name, (result, arguments) in _FUNCTIONS.items():
+    converting = {name: types for name, types in _CONVERTING.items() if hasattr(functions, name)}
+    for name, (result, arguments) in (_FUNCTIONS | converting).items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     build = _packaged_build() if path is None else _build_number(functions)
