@@ -4,13 +4,17 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from hitsend.core.clock import SystemClock
+from hitsend.serve.engine.gguf_check import read_header
 from hitsend.serve.engine.layouts import AS_SHIPPED, converted
 from hitsend.serve.engine.libllama import open_library
-from hitsend.serve.engine.measure import Question, answer, held_texts
+from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.measure import Answer, Question, answer, held_texts
 from hitsend.serve.engine.models import ModelFile
+from hitsend.serve.engine.shape import CellPlan, memory_shape
 from hitsend.serve.engine.tuned import (
     Measured,
     Tuned,
@@ -20,9 +24,11 @@ from hitsend.serve.engine.tuned import (
     laid_out,
     loss_of,
     remembered,
+    steady_gain,
     tuned_file,
 )
 from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.decoder import Batch
 from hitsend.settings import EngineSettings
 
 SHIPPED = Measured(Way(AS_SHIPPED), 200.0, {1: 80.0, 8: 100.0, 32: 160.0}, 0.0, 0.0, 1, 1)
@@ -62,6 +68,20 @@ def test_a_gain_is_of_whole_requests_at_three_widths():
     assert gain_of(SHIPPED, SHIPPED) == pytest.approx(1)
     faster_prefill = msgspec.structs.replace(SHIPPED, prefill=1e12)
     assert 1 < gain_of(faster_prefill, SHIPPED) < 4
+
+
+def test_a_slow_moment_is_no_gain():
+    def turn(speed: float) -> Answer:
+        return Answer(speed, dict.fromkeys((1, 8, 32), speed))
+
+    first, other = Way(AS_SHIPPED), Way("q8_0")
+    disturbed = {first: [turn(10.0), turn(100.0), turn(100.0)], other: [turn(100.0)] * 3}
+    assert steady_gain(other, disturbed) == pytest.approx(1)
+    always_slow_then_quiet = {first: [turn(10.0), turn(10.0), turn(100.0)], other: [turn(100.0)] * 3}
+    assert steady_gain(other, always_slow_then_quiet) == pytest.approx(1)
+    real = {first: [turn(50.0)] * 3, other: [turn(100.0)] * 3}
+    assert steady_gain(other, real) == pytest.approx(2)
+    assert steady_gain(first, real) == pytest.approx(1)
 
 
 def test_a_loss_is_paired_window_by_window():
@@ -110,6 +130,24 @@ def test_the_held_texts_are_there_and_of_several_kinds():
 
 def loss_over(path: str, every: int = 12) -> tuple[float, ...]:
     return answer(Question(path, None, 2, windows=every), SystemClock()).losses
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_the_memory_of_a_cell_is_what_the_library_says(model_path, kv_type):
+    shape = memory_shape(read_header(model_path), kv_type)
+    library = open_library()
+    model = LoadedModel(library, model_path)
+    plan = CellPlan(1, 256, 256)
+    decoder = LlamaDecoder(model, plan, SystemClock(), step_tokens=64, num_threads=1, is_unified=False, kv_type=kv_type)
+    ids = np.arange(100, 164, dtype=np.int32)
+    wants = np.zeros(64, np.bool_)
+    wants[-1] = True
+    logits = decoder.decode(Batch(ids, np.arange(64, dtype=np.int32), np.zeros(64, np.int32), wants))
+    assert np.isfinite(logits).all()
+    assert decoder.state_bytes(0) == pytest.approx(64 * shape.kv_bytes_per_cell, rel=0.05)
+    decoder.close()
+    model.close()
 
 
 @pytest.mark.model

@@ -77,10 +77,10 @@ def as_document(result: Tuned, bound: float) -> dict[str, Any]:
 def table_of(result: Tuned, bound: float) -> Table:
     """The figures for a terminal."""
     table = Table(box=None, pad_edge=False, caption=f"{result.model} on {result.machine}; tokens/s; {result.build}")
-    for name in ("layout", "KV", "threads", "micro", "prefill", *(f"B={width}" for width in WIDTHS)):
-        table.add_column(name)
-    for name in ("gain", "loss", "MB", "within"):
-        table.add_column(name)
+    for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS)):
+        table.add_column(name, no_wrap=True)
+    for name in ("gain", "loss", "MB", "ok"):
+        table.add_column(name, no_wrap=True)
     for row in result.rows:
         table.add_row(*_cells(row, bound))
     return table
@@ -88,7 +88,7 @@ def table_of(result: Tuned, bound: float) -> Table:
 
 def _cells(row: Measured, bound: float) -> list[str]:
     way = row.way
-    loss = "" if row.loss is None else f"{row.loss:+.2%} ± {row.loss_error or 0.0:.2%}"
+    loss = "" if row.loss is None else f"{row.loss:+.1%} ±{100 * (row.loss_error or 0.0):.1f}"
     speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS)]
     within = "" if row.loss is None else "yes" if row.is_within(bound) else "no"
     known = [way.layout, way.kv_type, str(way.num_threads), str(way.micro_batch)]

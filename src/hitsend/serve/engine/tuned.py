@@ -3,7 +3,7 @@
 Enters: a model file and settings. Leaves: a `Tuned` (measured, or from an earlier time) and its choice. Always true: a
 choice is a layout whose loss of perplexity plus its standard error is within the bound and whose gain is at least
 `LEAST_GAIN`, else as shipped; a result counts for the same machine, file, build and settings only; measuring happens in
-child processes, each way in turn and all of them again, so that a slow moment hits them all. Next: `measure.py`.
+child processes, each way in turn and all of them again, so that a slow moment makes no gain. Next: `measure.py`.
 """
 
 import hashlib
@@ -90,6 +90,19 @@ def gain_of(row: Measured, base: Measured) -> float:
     return statistics.geometric_mean(ratios)
 
 
+def steady_gain(way: Way, speeds: dict[Way, list[Answer]]) -> float:
+    """Against the first way: of the best figures, or in the middle turn, whichever is less.
+
+    A neighbour that woke up while one of the two ran must not look like a gain.
+    """
+    base = next(iter(speeds.values()))
+    turns = [
+        gain_of(_measured(way, [mine], None, ()), _measured(way, [theirs], None, ()))
+        for mine, theirs in zip(speeds[way], base, strict=True)
+    ]
+    return min(statistics.median(turns), gain_of(_measured(way, speeds[way], None, ()), _measured(way, base, None, ())))
+
+
 def _seconds(row: Measured, width: int) -> float:
     return width * _INPUT / row.prefill + width * _OUTPUT / row.decode[width]
 
@@ -115,7 +128,7 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     files = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
     speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
-    for turn in range(1 if is_quick else 2):
+    for turn in range(3 if is_quick else 5):
         for way in ways:
             say(f"speed, turn {turn + 1}: {shown(way)}")
             speeds[way].append(_ask(files[way.layout], way, settings.libllama))
@@ -126,7 +139,7 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
             say(f"perplexity: {shown(way)}")
             losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
-    rows = [msgspec.structs.replace(row, gain=gain_of(row, rows[0])) for row in rows]
+    rows = [msgspec.structs.replace(row, gain=steady_gain(row.way, speeds)) for row in rows]
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
     build = settings.libllama or PACKAGE_VERSION
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
