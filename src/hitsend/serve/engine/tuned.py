@@ -167,6 +167,7 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
         if layout == AS_SHIPPED:
             return found
     weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
+    say(f"layout {layout}: weights of {found.name} from {weights}")
     return msgspec.structs.replace(found, weights=str(weights))
 
 
