@@ -171,10 +171,14 @@ class EngineSettings(Section, frozen=True):
     """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache."""
-    kv_mode: Literal["per_stream", "unified"] = "per_stream"
-    """per_stream: each sequence its own cells (faster on CPUs); unified: one pool of cells."""
+    kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
+    """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
+    tpot_target_s: Seconds = 0.1
+    """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
+    ttft_target_s: Seconds = 2.0
+    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     max_waiting: Positive = 256

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hitsend.core.errors import ConfigError
+from hitsend.gguf import GgufTensor, read_header, read_map
 from hitsend.serve.engine import convert as conversion
 from hitsend.serve.engine import requantise as codec
-from hitsend.serve.engine.gguf_check import GgufTensor, read_header, read_map
 from hitsend.serve.engine.layouts import converted, converted_path, layouts_dir
 from hitsend.serve.engine.libllama import Library, open_library
 
@@ -240,7 +240,7 @@ def test_a_part_of_a_split_model_and_a_converted_file_are_no_sources(tmp_path):
 
 def test_nothing_to_change_and_no_room_are_said(tmp_path):
     with pytest.raises(ConfigError, match="q4_k changes nothing"):
-        conversion.plan((GgufTensor("blk.0.attn_q.weight", (96, 16), codec.Q4_1, 0, 960),), "q4_k")
+        conversion.plan((GgufTensor("blk.0.attn_q.weight", 0, 960, codec.Q4_1, 1536, (96, 16)),), "q4_k")
     with pytest.raises(ConfigError, match=r"takes \d+ bytes .* has room for \d+"):
         conversion._check_room(tmp_path, 2**60)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hitsend.core.clock import SystemClock
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.layouts import AS_SHIPPED, converted
 from hitsend.serve.engine.libllama import open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder

@@ -3,7 +3,7 @@
     python -m hitsend.serve.engine.convert SOURCE TARGET RECIPE SHA256 [LIBLLAMA]
 
 Enters: a model file and a recipe. Leaves: the target, and a line on stdout now and then; exit code 1 with the reason
-on stderr. Always true: the source is judged by `gguf_check.py` before anything is written; its keys (words, template,
+on stderr. Always true: the source is judged by `gguf.py` before anything is written; its keys (words, template,
 sizes) are copied byte for byte and three are added that say what the file came from; no more than `PORTION_BYTES` of
 weights are in memory at once; the target is written beside its place and moved there when it is whole. Next:
 `layouts.py`.
@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import GgufHeader, GgufMap, GgufTensor, bytes_of, read_map
+from hitsend.gguf import GgufHeader, GgufMap, GgufTensor, bytes_of, read_map
 from hitsend.serve.engine.libllama import Library, die_with_parent, open_library
 from hitsend.serve.engine.requantise import BF16, BLOCK, F16, F32, IQ4_NL, Q4_0, Q4_K, Q8_0, READABLE, requantise
 

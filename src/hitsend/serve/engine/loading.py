@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
+from hitsend.gguf import read_header
 from hitsend.serve.engine.convert import LAYOUT_KEY
-from hitsend.serve.engine.gguf_check import read_header
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
@@ -40,7 +40,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         clock,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
-        is_unified=settings.kv_mode == "unified",
+        is_unified=plan.is_unified,
         kv_type=settings.kv_type,
     )
     decoder.warm_up()
@@ -53,7 +53,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         num_slots=decoder.num_slots,
         num_cells=decoder.num_cells,
         cells_per_slot=decoder.cells_per_slot,
-        kv_mode=settings.kv_mode,
+        kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=library.llama_model_size(model.handle),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import CELL_STEP, CellPlan

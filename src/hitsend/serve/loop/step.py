@@ -29,6 +29,7 @@ from hitsend.core.request import SampledToken
 from hitsend.serve.loop.batch import build_batch
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
+from hitsend.serve.loop.gaps import close_gaps
 from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
@@ -50,7 +51,7 @@ from hitsend.serve.loop.messages import (
 )
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
-from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
+from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, schedule
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
 
@@ -257,6 +258,7 @@ class Loop:
         before = self._clock.now()
         results = self._decode(plan.shares, failed)
         decode_s = self._clock.now() - before
+        self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
         for shares, logits in results:
