@@ -63,6 +63,12 @@ class EngineSettings(Section, frozen=True):
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0
     """0: as many as cores."""
+    layout: Literal["as-shipped", "auto", "q8_0", "q4_0", "iq4_nl", "q4_k"] = "as-shipped"
+    """How weights are stored in memory. auto: converted once if this machine gains by it within `layout_max_loss`."""
+    layout_max_loss: Share = 0.01
+    """Perplexity that `auto` may lose against the weights as shipped, as a share."""
+    kv_type: Literal["f16", "q8_0"] = "f16"
+    """How keys and values are stored; q8_0 takes 53 % of the memory."""
     num_slots: Annotated[int, Meta(ge=1, le=256)] = 32
     """Sequences that can run at once."""
     context: Count = 0

@@ -1,9 +1,8 @@
 """`hitsend config`: every setting, its value, where that came from; and the page that documents them.
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
-prints (a test compares them), meanings are the docstrings in `settings.py` and `settings_engines.py`, and no password is
-printed.
-Next: `settings_source.py`.
+prints (a test compares them), meanings are the docstrings in `settings.py` and `settings_engines.py`, and no password
+is printed. Next: `settings_source.py`.
 """
 
 import ast

@@ -116,11 +116,12 @@ class Reserved(Event, frozen=True):
 
 
 class Routed(Event, frozen=True):
-    """An engine was chosen."""
+    """An engine was chosen. `layout`: how the weights of an embedded model are stored, as far as it is ours to know."""
 
     engine: str
     model: str
     reason: str
+    layout: str | None = None
 
 
 class ModelLoaded(Event, frozen=True):

@@ -56,8 +56,9 @@ def _shown(kept: dict[str, Any]) -> dict[str, Any]:
         "steps_dropped": kept["steps_dropped"],
         "usage": usage | {"total_tokens": usage["prompt_tokens"] + usage["completion_tokens"]},
         **{name: kept.get(name) for name in _CARRIED},
-        "sampling": _last_fitted(events, "sampling"),
-        "sampling_sources": _last_fitted(events, "sources"),
+        "layout": _last(events, "routed", "layout"),
+        "sampling": _last(events, "fitted", "sampling"),
+        "sampling_sources": _last(events, "fitted", "sources"),
         "limits": [one for event in events if event["type"] in _WITH_LIMITS for one in event["limits"]],
         "cells": _cells(events, kept["cells_total"]),
         "ledger": kept["ledger"],
@@ -82,8 +83,9 @@ def _ms(at: float, since: float) -> float:
     return round((at - since) * 1000.0, 4)
 
 
-def _last_fitted(events: list[dict[str, Any]], field: str) -> Any:
-    return next((event[field] for event in reversed(events) if event["type"] == "fitted"), None)
+def _last(events: list[dict[str, Any]], kind: str, field: str) -> Any:
+    """Of the last event of that kind; records of earlier versions may not have it."""
+    return next((event.get(field) for event in reversed(events) if event["type"] == kind), None)
 
 
 def _cells(events: list[dict[str, Any]], total: int | None) -> dict[str, int | None]:

@@ -227,10 +227,10 @@ async def hub_of(
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
     adapters = adapters_of(settings, (found.name,), is_default=True)
-    shared = SharedEngine(settings.engine, found.path, clock, model=found.name, adapters=adapters)
+    shared = SharedEngine(settings.engine, found.weights_path, clock, model=found.name, adapters=adapters)
     engine = EmbeddedEngine(
         settings.engine,
-        found.path,
+        found.weights_path,
         clock,
         model=found.name,
         pause_tokens=settings.stream.pause_tokens,

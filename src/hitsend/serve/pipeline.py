@@ -135,7 +135,8 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
     engine = stages.engines[request.model]
     flight.model = request.model
     flight.cells_total = engine.facts.num_cells
-    flight.record(Routed(engine.name, request.model, "the only engine that serves this model"))
+    layout = engine.facts.layout if engine.is_local else None
+    flight.record(Routed(engine.name, request.model, "the only engine that serves this model", layout))
     return engine
 
 

@@ -13,7 +13,9 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.convert import LAYOUT_KEY
 from hitsend.serve.engine.grammar import Compiler
+from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells
@@ -26,7 +28,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     """Judge the file, load it, make room for its sequences, warm up. Raises ConfigError."""
     settings, path = config.settings, config.model_path
     header = read_header(path)
-    shape = memory_shape(header)
+    shape = memory_shape(header, settings.kv_type)
     plan = plan_cells(shape, settings)
     library = open_library(settings.libllama)
     model = LoadedModel(library, path)
@@ -42,6 +44,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         num_threads=num_threads,
         is_unified=plan.is_unified,
         adapters=adapters,
+        kv_type=settings.kv_type,
     )
     decoder.warm_up()
     facts = EngineFacts(
@@ -61,6 +64,8 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
         adapters=tuple(sorted(adapters.names)),
         metadata=dict(model.metadata),
+        layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
+        kv_type=settings.kv_type,
     )
     return decoder, facts, compiler_for(model)
 

@@ -67,7 +67,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """What the child found when it loaded the model. Sizes in tokens, cells (one token's attention KV) or bytes.
 
     `cells_per_slot` is the most one sequence can hold. `state_bytes_per_slot` is the fixed recurrent state of hybrid
-    models (0 for pure attention). `library` names the libllama build.
+    models (0 for pure attention). `library` names the libllama build. `layout` is that of the weights that were loaded.
     """
 
     model: str
@@ -86,6 +86,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     is_hybrid: bool
     adapters: tuple[str, ...] = ()
     metadata: dict[str, Any] = {}
+    layout: str = "as-shipped"
+    kv_type: str = "f16"
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
