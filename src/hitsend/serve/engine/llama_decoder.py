@@ -98,6 +98,11 @@ class LlamaDecoder:
         """Tokens by which the model says that it has finished."""
         return self._end
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
+        return not self._model.is_recurrent
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
         count = len(batch.token_ids)

@@ -18,6 +18,7 @@ from hitsend.core.events import (
     FirstToken,
     Paused,
     Preempted,
+    PrefixMatched,
     Queued,
     Released,
     Resumed,
@@ -35,7 +36,8 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier` and `tenant`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `tier`, `tenant`, `boundaries`: see `Submit`. `cache_salt` is the client's, and parts its prefix cache further.
+    With `more_prompts` it is split before it reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -48,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
     more_prompts: tuple[tuple[int, ...], ...] = ()
     tier: int = 1
     tenant: tuple[str, ...] = ()
+    cache_salt: str | None = None
+    boundaries: tuple[int, ...] = ()
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
@@ -88,19 +92,21 @@ class ChoiceDone(msgspec.Struct, frozen=True):
 
 class Produced(msgspec.Struct, frozen=True):
     """What was really computed: prompt tokens that went through the model (of the choice that got furthest), and output
-    tokens per choice. Where the engine counts for us, `usage` is its bill for all of it; `is_estimate`: it gave none,
-    or was left before it could.
+    tokens per choice; `cached_tokens` of the prompt came from the prefix cache instead. Where the engine counts for us,
+    `usage` is its bill for all of it; `is_estimate`: it gave none, or was left before it could.
     """
 
     prompt_tokens: int
     output_tokens: tuple[int, ...]
     usage: Usage | None = None
     is_estimate: bool = False
+    cached_tokens: int = 0
 
 
 EngineEvent = (
     Queued
     | Admitted
+    | PrefixMatched
     | Preempted
     | Paused
     | Resumed
@@ -167,6 +173,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions_total: int
     progress_age_s: float
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
 
 
 class Engine(Protocol):

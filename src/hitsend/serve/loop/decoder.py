@@ -72,6 +72,11 @@ class Decoder(Protocol):
         """Tokens by which the model says that it has finished."""
         ...
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
+        ...
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch; return float32 logits [true wants_logits, vocab_size], the caller's to keep and change.
 

@@ -3,6 +3,7 @@
 There is no prefill phase and no decode phase: computed tokens catch up with known tokens. Each rule looks at who waits
 and who runs, and adds shares to the plan until its tokens are spent:
 
+0. `bring_prefixes`          whoever waited for a prompt that somebody else computes gets it (`seats.py`).
 1. `hold_cells_for_decodes`  whoever decodes needs a cell for its next token. Where none is free (unified mode only), a
    victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
@@ -17,7 +18,7 @@ and who runs, and adds shares to the plan until its tokens are spent:
    fit. Nobody overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
-twice, and nothing here calls the decoder. Next: `sampler.py`.
+twice, and nothing here calls the decoder but `seats.py`, which brings what is cached. Next: `seats.py`.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,9 @@ from collections.abc import Callable
 import msgspec
 
 from hitsend.core.lifecycle import State
-from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.queue import WaitingQueue
+from hitsend.serve.loop.seats import Seats
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import Shares
 
@@ -47,7 +48,8 @@ class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
     `check_every_step` compares the books with the sequences after every step. Whoever waits and gets nothing goes up a
-    tier every `aging_s`.
+    tier every `aging_s`. `prefix_cache_bytes` of host memory hold saved prefixes, 0: nothing is kept at all;
+    `prefix_step`: prompts go on at multiples of it; `prefix_answers`: decoded tokens are used again, too.
     """
 
     step_tokens: int = 512
@@ -55,6 +57,9 @@ class LoopLimits(msgspec.Struct, frozen=True):
     max_waiting: int = 256
     check_every_step: bool = False
     aging_s: float = 10.0
+    prefix_cache_bytes: int = 0
+    prefix_step: int = CHUNK_STEP
+    prefix_answers: bool = True
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -97,8 +102,9 @@ class Move(msgspec.Struct, frozen=True):
 class Roster:
     """Who waits, who runs (in the order of admission), the cells that they share, and who got how much of it lately."""
 
-    def __init__(self, kv: CellPool, limits: LoopLimits) -> None:
-        self.kv = kv
+    def __init__(self, seats: Seats, limits: LoopLimits) -> None:
+        self.seats = seats
+        self.kv = seats.kv
         self.reserve_tokens = limits.reserve_tokens
         self.shares = Shares()
         self.waiting = WaitingQueue(self.shares, limits.aging_s)
@@ -110,19 +116,31 @@ class Roster:
         self.waiting.remove(sequence, at)
         self.running.append(sequence)
         self.shares.run(sequence.path, 1, at)
-        slot = self.kv.take(cells)
+        slot = self.seats.take(sequence, cells, at)
         sequence.admit(slot, at)
+        self.seats.begin(sequence, at)
         return slot
 
-    def drop(self, sequence: Sequence, at: float) -> int | None:
-        """Out of queue or cells, wherever it is; returns the slot that became free."""
+    def drop(self, sequence: Sequence, at: float, *, is_kept: bool = False) -> int | None:
+        """Out of queue or slot, wherever it is; returns the slot that became free, where `is_kept` leaves its cells."""
         if sequence.slot is None:
             self.waiting.remove(sequence, at)
+            self.seats.forget(sequence)
             return None
+        self._out(sequence, at)
+        return self.seats.leave(sequence, at, is_kept=is_kept)
+
+    def preempt(self, sequence: Sequence, at: float) -> int:
+        """Out of its slot, which is returned, and back into the queue."""
+        self._out(sequence, at)
+        slot = self.seats.park(sequence, at)
+        sequence.preempt()
+        self.waiting.add(sequence, at)
+        return slot
+
+    def _out(self, sequence: Sequence, at: float) -> None:
         self.running.remove(sequence)
         self.shares.run(sequence.path, -1, at)
-        self.kv.release(sequence.slot)
-        return sequence.slot
 
     def pause(self, sequence: Sequence, at: float, *, is_paused: bool) -> None:
         """The paused keep their place, but have no turn."""
@@ -178,11 +196,16 @@ class StepPlan:
         self.scores_left -= len(scored)
 
 
+def bring_prefixes(roster: Roster, plan: StepPlan) -> None:
+    """Nobody computes what somebody else computes just now, or has computed."""
+    roster.seats.follow(roster.running, plan.at)
+
+
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
     """Oldest first, so that a victim never has had its turn."""
     decoding = [each for each in roster.running if each.is_decoding and not each.is_paused]
     for sequence in sorted(decoding, key=lambda each: each.arrival):
-        while sequence.slot is not None and not roster.kv.hold_next(sequence.slot):
+        while sequence.slot is not None and not roster.seats.hold_next(sequence.slot, plan.at):
             _preempt(roster, plan, max(roster.running, key=lambda each: (each.is_paused, each.arrival)))
 
 
@@ -217,7 +240,7 @@ def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
     for sequence in sorted(roster.running, key=lambda each: roster.shares.order(each.path, plan.at)):
         if plan.tokens_left < 1:
             return
-        if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling):
+        if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other):
             plan.share(sequence, _chunk(roster, plan, sequence))
 
 
@@ -235,12 +258,21 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
         slot = roster.admit(sequence, plan.at)
         plan.admissions.append(Admission(sequence, slot, free, cells))
-        plan.share(sequence, num_tokens)
+        if sequence.num_computed_tokens:  # it found some of its prompt in the cache
+            num_tokens = _chunk(roster, plan, sequence)
+        plan.share(sequence, 0 if sequence.waits_for_other else num_tokens)
 
 
 Rule = Callable[[Roster, StepPlan], None]
 
-RULES: tuple[Rule, ...] = (hold_cells_for_decodes, let_sit_out, share_with_decodes, share_with_prefills, admit_waiting)
+RULES: tuple[Rule, ...] = (
+    bring_prefixes,
+    hold_cells_for_decodes,
+    let_sit_out,
+    share_with_decodes,
+    share_with_prefills,
+    admit_waiting,
+)
 
 
 def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
@@ -263,10 +295,12 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
         for gap in range(min(by_slot), max(by_slot)):
             last = max(by_slot)
             if gap < last and roster.kv.is_free(gap):
+                roster.seats.vacate(gap, plan.at)
                 sequence = by_slot.pop(last)
                 by_slot[gap] = sequence
                 roster.kv.move(last, gap)
                 sequence.slot = gap
+                roster.seats.moved(sequence)
                 if sequence.num_computed_tokens:
                     moves.append(Move(last, gap))
     plan.shares.sort(key=lambda share: share.sequence.held_slot)
@@ -274,7 +308,7 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
 
 
 def _has_prompt(sequence: Sequence) -> bool:
-    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling)
+    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
 
 
 def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
@@ -288,7 +322,10 @@ def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
         left = left or int(so_far == 0 and plan.tokens_left > 0)
     if sequence.is_scoring:
         left = min(left, max(0, plan.scores_left))
-    return _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan)
+    return min(
+        _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan),
+        sequence.tokens_to_checkpoint,
+    )
 
 
 def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> int:
@@ -304,9 +341,7 @@ def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> 
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
     num_computed_tokens = victim.num_computed_tokens
-    slot = roster.drop(victim, plan.at)
-    if slot is None or victim.state is not State.RUNNING:
+    if victim.state is not State.RUNNING:
         raise LookupError(f"{victim.request_id}/{victim.choice} is {victim.state} and can't be preempted")
-    victim.preempt()
-    roster.waiting.add(victim, plan.at)
+    slot = roster.preempt(victim, plan.at)
     plan.preemptions.append(Preemption(victim, slot, num_computed_tokens))
