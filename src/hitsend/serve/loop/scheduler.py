@@ -258,9 +258,8 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
         cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
         slot = roster.admit(sequence, plan.at)
         plan.admissions.append(Admission(sequence, slot, free, cells))
-        if sequence.num_computed_tokens:  # it found some of its prompt in the cache
-            num_tokens = _chunk(roster, plan, sequence)
-        plan.share(sequence, 0 if sequence.waits_for_other else num_tokens)
+        # once more: some of its prompt may be there already, or be waited for
+        plan.share(sequence, 0 if is_follower or sequence.waits_for_other else _chunk(roster, plan, sequence))
 
 
 Rule = Callable[[Roster, StepPlan], None]
