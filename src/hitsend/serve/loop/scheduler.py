@@ -44,6 +44,11 @@ KEPT_SHARE = 4
 """One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
 
 
+WATERMARK = 32
+"""One cell in so many stays free at admission where slots share them: who runs can grow for a while before somebody
+has to give up its place."""
+
+
 class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
@@ -159,6 +164,8 @@ class Roster:
         """Whether slot and cells are there now, and not kept for others."""
         cells, kv = self.cells_for(sequence), self.kv
         if not kv.can_take(cells):
+            return False
+        if kv.is_shared and self.running and kv.num_free_cells - cells < kv.num_cells // WATERMARK:
             return False
         takes_kept = (
             kv.num_free_slots <= kv.num_slots // KEPT_SHARE or kv.num_free_cells - cells < kv.num_cells // KEPT_SHARE
