@@ -75,8 +75,9 @@ class Seats:
         return slot
 
     def begin(self, sequence: Sequence, at: float) -> None:
-        """It has its slot: others may now wait for what it computes."""
-        entry = None if self.cache is None else entry_of_runner(sequence, self.cache.rules, at)
+        """It has its slot, and nobody to wait for: others may now wait for what it computes."""
+        is_waiting = sequence.entry is not None or sequence.waits_for_other
+        entry = None if is_waiting or self.cache is None else entry_of_runner(sequence, self.cache.rules, at)
         if entry is not None and self.cache is not None:
             sequence.entry, sequence.checkpoints = entry, entry.points
             self.cache.add(entry)
@@ -91,8 +92,7 @@ class Seats:
             sequence.leader = found.ahead.entry.owner if found.ahead is not None else None
             if sequence.leader is None:
                 self._bring(sequence, sequence.held_slot, found, at)
-                if sequence.entry is not None:
-                    sequence.entry.num_ready = sequence.num_computed_tokens
+                self.begin(sequence, at)
 
     # Going
 
