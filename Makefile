@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation postgres
+.PHONY: help setup embeddings dev serve send test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation bench-prefix postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -107,6 +107,9 @@ soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS
 
 bench-refusals: dev ## how long a refusal takes, on this machine
 	@$(BIN)/python -m bench.refusals $(ARGS)
+
+bench-prefix: dev ## a shared system prompt and ten-turn chats beside llama-server
+	@$(BIN)/python -m bench.prefix $(ARGS)
 
 bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
 	@$(BIN)/python -m bench.isolation $(ARGS)

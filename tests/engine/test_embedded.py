@@ -21,7 +21,7 @@ from hitsend.core.errors import (
     ServerOverloaded,
     ShuttingDown,
 )
-from hitsend.core.events import Admitted, FirstToken, Paused, Queued, Released, Resumed, Step
+from hitsend.core.events import Admitted, FirstToken, Paused, PrefixMatched, Queued, Released, Resumed, Step
 from hitsend.core.request import SamplingParams
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.protocol import ChoiceDone, Job, Produced, Tokens

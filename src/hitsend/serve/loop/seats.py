@@ -209,13 +209,15 @@ class Seats:
         if entry.slot is None or entry.owner is not None or self.cache is None:
             return False
         lost = len(entry.tokens) - source.num_tokens
-        return lost < 2 * self.cache.rules.step or self.kv.num_free_slots == 1
+        return lost < self.cache.rules.step or self.kv.num_free_slots == 1
 
     def _sit_down(self, sequence: Sequence, source: Source, num_cells: int, found: Found, at: float) -> int:
         entry, cache = source.entry, self.cache
         assert cache is not None
         assert entry.slot is not None
         slot = entry.slot
+        if len(entry.tokens) - source.num_tokens >= cache.rules.step and entry.saved is None:
+            cache.save(entry, self._save(slot, len(entry.tokens)), at)
         self._unlive(entry)
         self.kv.drop_kept(slot)
         self._make_room(num_cells, None, at)
