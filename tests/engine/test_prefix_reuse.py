@@ -78,7 +78,9 @@ async def test_another_tenant_finds_nothing(engine_of: Callable[..., Any], model
         assert found == [0, 0, 0, 0, 0, 64, 64]
 
 
-async def test_ten_turns_on_a_hybrid_model_compute_what_is_new(engine_of: Callable[..., Any], hybrid_path: str) -> None:
+async def test_ten_turns_on_a_hybrid_model_compute_only_the_rest(
+    engine_of: Callable[..., Any], hybrid_path: str
+) -> None:
     """Outputs are equal with checkpoints alone; what was decoded and is used again differs in the last bits."""
     settings = msgspec.structs.replace(SMALL, context=1024, num_slots=4)
     exact = msgspec.structs.replace(settings, prefix_cache_answers=False)

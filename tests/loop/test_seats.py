@@ -52,7 +52,7 @@ def found(driven, request_id):
     return report.num_usable, report.source
 
 
-def test_a_second_turn_takes_its_slot_again_and_computes_what_is_new():
+def test_a_second_turn_takes_its_slot_again_and_computes_the_rest():
     driven = cached()
     driven.handle(ask("a", A))
     second = (*A, *driven.run().tokens("a"), 7, 8, 9)

@@ -85,10 +85,8 @@ class Sequence:
         self.token_ids = list(submit.prompt_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.num_prompt_tokens_computed = 0
-        self.num_cached_tokens = 0
-        self.num_parked_tokens = 0
-        self.num_reuses = 0
+        self.num_prompt_tokens_computed = self.num_cached_tokens = 0
+        self.num_parked_tokens = self.num_reuses = 0
         self.cache_salt = submit.cache_salt
         self.boundaries = submit.boundaries
         self.prompt_ids = ids(submit.prompt_token_ids)
