@@ -76,7 +76,7 @@ def test_tables_come_from_the_file(tmp_path):
         ({"HITSEND__ENGINE__NUM_SLOT": "3"}, ["HITSEND__ENGINE__NUM_SLOT", "engine.num_slot", "engine.num_slots?"]),
         ({"HITSEND__ENGINE__NUM_SLOTS": "999"}, ["HITSEND__ENGINE__NUM_SLOTS", "'999'", "at least 1 and at most 256"]),
         ({"HITSEND__ENGINE__NUM_SLOTS": "many"}, ["engine.num_slots", "'many'", "integer"]),
-        ({"HITSEND__ENGINE__KV_MODE": "both"}, ["engine.kv_mode", 'one of "per_stream", "unified"']),
+        ({"HITSEND__ENGINE__KV_MODE": "both"}, ["engine.kv_mode", 'one of "auto", "per_stream", "unified"']),
         ({"HITSEND__STREAM__PING_S": "0"}, ["stream.ping_s", "number above 0"]),
         ({"HITSEND__STREAM__PING_S": "inf"}, ["stream.ping_s", "number above 0"]),
         ({"HITSEND__RECORD__TEXT": "maybe"}, ["record.text", "true or false"]),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
@@ -39,7 +39,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         clock,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
-        is_unified=settings.kv_mode == "unified",
+        is_unified=plan.is_unified,
     )
     decoder.warm_up()
     facts = EngineFacts(
@@ -51,7 +51,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         num_slots=decoder.num_slots,
         num_cells=decoder.num_cells,
         cells_per_slot=decoder.cells_per_slot,
-        kv_mode=settings.kv_mode,
+        kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=library.llama_model_size(model.handle),

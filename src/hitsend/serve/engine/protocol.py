@@ -37,7 +37,8 @@ class Job(msgspec.Struct, frozen=True):
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
     `tier`, `tenant`, `boundaries`: see `Submit`. `cache_salt` is the client's, and parts its prefix cache further.
-    With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts` it is split before it reaches an
+    engine (see `several.py`).
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class Job(msgspec.Struct, frozen=True):
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
+    traceparent: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -64,6 +64,8 @@ def main(arguments: list[str]) -> int:
         settings.max_waiting,
         settings.check_every_step,
         settings.aging_s,
+        settings.tpot_target_s,
+        settings.ttft_target_s,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         prefix_answers=settings.prefix_cache_answers,
     )

@@ -29,6 +29,7 @@ from hitsend.core.request import SampledToken
 from hitsend.serve.loop.batch import build_batch
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
+from hitsend.serve.loop.gaps import close_gaps
 from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
@@ -50,7 +51,7 @@ from hitsend.serve.loop.messages import (
 )
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
-from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
+from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, schedule
 from hitsend.serve.loop.seats import Seats, cache_for
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
@@ -258,9 +259,9 @@ class Loop:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = self._decode(plan.shares, failed)
-        decode_s = self._clock.now() - before
+        results, decode_s = self._decode(plan.shares, failed), self._clock.now() - before
         self._seats.stepped(plan.shares, decode_s)
+        self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
         for shares, logits in results:
@@ -396,5 +397,4 @@ class Loop:
     def _retry_after_s(self) -> float:
         """When the queue of now would be served, if each place takes as long as the recent ones did on average."""
         rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
-        low, high = RETRY_AFTER_S
-        return min(high, max(low, round(rounds * self._mean_run_s, 1)))
+        return min(RETRY_AFTER_S[1], max(RETRY_AFTER_S[0], round(rounds * self._mean_run_s, 1)))
