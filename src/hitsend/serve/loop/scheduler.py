@@ -59,8 +59,8 @@ class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
     `check_every_step` compares the books with the sequences after every step. Who waits and gets nothing goes up a tier
-    every `aging_s`. `tpot_target_s`, `ttft_target_s`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none is
-    kept at all; prompts go on at multiples of `prefix_step`; `prefix_answers`: from decoded tokens, too.
+    every `aging_s`. `tpot_target_s`, `ttft_target_s`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
+    is kept; prompts go on at multiples of `prefix_step`; `prefix_answers`: from decoded tokens, too.
     """
 
     step_tokens: int = 512
