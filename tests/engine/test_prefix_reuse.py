@@ -68,7 +68,7 @@ async def test_another_tenant_finds_nothing(engine_of: Callable[..., Any], model
                     {},
                     {"tenant": ("u",)},
                     {"cache_salt": "mine"},
-                    {"tenant": ("t", "")},
+                    {"tenant": ("", "t")},
                     {"tenant": ("tm",), "cache_salt": "ine"},
                     {},
                     {"cache_salt": "mine"},
