@@ -87,6 +87,12 @@ class EngineSettings(Section, frozen=True):
     """A prompt of at most 1024 tokens that has waited for half of this goes first."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
+    prefix_cache_bytes: Count = 512 * 1024 * 1024
+    """Host memory for prefixes of earlier prompts whose cells somebody else needed; 0: no prefix is ever used again."""
+    prefix_cache_answers: bool = True
+    """Use answers again as they were decoded; false: compute them anew, as prompt, for bit-identical outputs."""
+    prefix_cache_scope: Literal["org", "app", "user", "key"] = "key"
+    """Who shares a prefix cache: all keys of an organisation, an application or a user, or each key for itself."""
     max_waiting: Positive = 256
     """Requests in the waiting queue; one more, or one of whoever has the most there, is `server_overloaded`."""
     aging_s: Seconds = 10.0

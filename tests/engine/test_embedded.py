@@ -21,7 +21,7 @@ from hitsend.core.errors import (
     ServerOverloaded,
     ShuttingDown,
 )
-from hitsend.core.events import Admitted, FirstToken, Paused, Queued, Released, Resumed, Step
+from hitsend.core.events import Admitted, FirstToken, Paused, PrefixMatched, Queued, Released, Resumed, Step
 from hitsend.core.request import SamplingParams
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.protocol import ChoiceDone, Job, Produced, Tokens
@@ -65,7 +65,7 @@ async def test_a_job_gives_its_events_in_order_and_leaves_nothing(
         assert engine.facts.kv_bytes_per_cell == 23040
         generation = engine.generate(job(n=2, max_tokens=5))
         events = await collect(generation)
-        assert [type(e) for e in events[:5]] == [Queued, Admitted, Admitted, Step, FirstToken]
+        assert [type(e) for e in events[:6]] == [Queued, Admitted, Admitted, PrefixMatched, Step, FirstToken]
         assert len(ids(events, 0)) == len(ids(events, 1)) == 5
         assert ids(events, 0) == ids(events, 1)
         assert sum(isinstance(e, ChoiceDone) for e in events) == 2

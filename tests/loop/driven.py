@@ -61,7 +61,8 @@ class Driven:
         """What must hold at any time."""
         pulse = self.loop.pulse()
         assert pulse.check is None
-        assert self.decoder.cells_filled <= pulse.cells_used <= self.decoder.num_cells
+        assert pulse.cells_used <= self.decoder.num_cells
+        assert self.decoder.cells_filled <= pulse.cells_used + pulse.cells_cached
         assert not [report for report in self.of(Pulse) if report.check]
         assert all(len(batch.token_ids) <= self.limits.step_tokens for batch in self.decoder.batches[-1:])
 

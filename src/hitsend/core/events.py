@@ -150,6 +150,29 @@ class Admitted(Event, frozen=True):
     cells_reserved: int
 
 
+class PrefixMatched(Event, frozen=True):
+    """The prompt was looked up in the prefix cache, when the choice began.
+
+    The first `matched_tokens` of it are known there, `cached_tokens` of them were used: less where the rest is no
+    longer or not yet there, or has no checkpoint (models with recurrent layers), and always less than the whole prompt.
+    `source`: `live` (cells left by a request that ended), `saved` (host memory), `sibling` (cells of one that runs), or
+    null. `differs_at`: the first position at which prompt and cache part, with the token on either side; the texts only
+    when captured.
+    """
+
+    at: float
+    choice: int
+    prompt_tokens: int
+    matched_tokens: int
+    cached_tokens: int
+    source: str | None = None
+    differs_at: int | None = None
+    cached_token_id: int | None = None
+    prompt_token_id: int | None = None
+    cached_text: str | None = None
+    prompt_text: str | None = None
+
+
 class Preempted(Event, frozen=True):
     """One choice lost its cells and waits to be computed again."""
 
@@ -303,6 +326,7 @@ AnyEvent = (
     | ModelLoaded
     | Queued
     | Admitted
+    | PrefixMatched
     | Preempted
     | Paused
     | Resumed

@@ -168,7 +168,7 @@ class Account:
         produced = self._generation.produced if self._generation is not None else _NOTHING
         if produced.usage is not None:  # an upstream's own bill: what it charges is what is charged here
             return Metered(produced.usage, 0)
-        prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens)
+        prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens, produced.cached_tokens)
         counts = tuple(
             ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None, choice.num_reasoning_tokens)
             for tokens, choice in zip(produced.output_tokens, self._choices, strict=False)

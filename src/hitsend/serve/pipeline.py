@@ -14,7 +14,7 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
+from hitsend.core.events import Answered, Fitted, PrefixMatched, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -124,7 +124,7 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
         for number, prompt in enumerate(prompts):
             if tokens := prompt.add(()):
                 yield Delta(number * job.n, prompt=tokens)
-        async for delta in _answer(generation, choices, prompts, flight):
+        async for delta in _answer(generation, choices, prompts, flight, stages):
             yield delta
     flight.enter(State.FINISHED)
     yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
@@ -160,6 +160,8 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        cache_salt=request.cache_salt,
+        boundaries=() if isinstance(prompt, Prompts) else tuple(span.end for span in prompt.spans),
         constraint=await constrain(request, first, stages),
         adapter=stages.adapter,
         more_prompts=tuple(more),
@@ -305,6 +307,7 @@ async def _answer(
     choices: Sequence[Assembler | PassedChoice],
     prompts: Sequence[PromptTokens],
     flight: Flight,
+    stages: Stages,
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
@@ -317,13 +320,21 @@ async def _answer(
             delta = _scored(event, prompts, len(choices) // len(prompts))
         else:
             delta = None
-            flight.record(event)
+            flight.record(_spelt(event, stages) if flight.keep_text and isinstance(event, PrefixMatched) else event)
         if delta is None:
             continue
         for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
             flight.record(ToolCallMalformed(delta.index, fault))
         flight.capture_output(delta)
         yield delta
+
+
+def _spelt(event: PrefixMatched, stages: Stages) -> PrefixMatched:
+    """With the texts of the two tokens that part prompt and cache."""
+    if event.cached_token_id is None or event.prompt_token_id is None:
+        return event
+    texts = [stages.text.vocabulary.spelling(token) for token in (event.cached_token_id, event.prompt_token_id)]
+    return msgspec.structs.replace(event, cached_text=texts[0], prompt_text=texts[1])
 
 
 def _passed(delta: Delta, choice: Assembler | PassedChoice) -> Delta:

@@ -23,6 +23,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.engine.generation import BatchTotals, EmbeddedGeneration
 from hitsend.serve.engine.keeper import ChildKeeper, EngineLine
+from hitsend.serve.engine.prefix_salt import salt_of
 from hitsend.serve.engine.protocol import EngineState, Job, StepFigures
 from hitsend.serve.loop.messages import (
     Done,
@@ -33,6 +34,7 @@ from hitsend.serve.loop.messages import (
     StepReport,
     Submit,
     WasAdmitted,
+    WasMatched,
     WasPreempted,
     WasQueued,
 )
@@ -51,6 +53,8 @@ class _Figures(msgspec.Struct):
     slots_used: int = 0
     preemptions_total: int = 0
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
     step_ended_at: float | None = None
 
 
@@ -164,6 +168,8 @@ class EmbeddedEngine:
             tenant=job.tenant,
             constraint=job.constraint,
             adapter=job.adapter,
+            cache_salt=salt_of(self.facts, self._settings.prefix_cache_scope, job.tenant, job.cache_salt, job.adapter),
+            boundaries=job.boundaries,
         )
         if not self._line.send(submit):
             raise self._unavailable()
@@ -187,6 +193,8 @@ class EmbeddedEngine:
             preemptions_total=figures.preemptions_total,
             progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
             check=figures.check,
+            cells_cached=figures.cells_cached,
+            cache_bytes=figures.cache_bytes,
         )
 
     def _went_down(self, error: ServeError) -> None:
@@ -218,6 +226,7 @@ class EmbeddedEngine:
         figures.running, figures.waiting = pulse.num_running, pulse.num_waiting
         figures.cells_used, figures.slots_used = pulse.cells_used, pulse.slots_used
         figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
+        figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
 
     def _stepped(self, report: StepReport) -> None:
         figures = self._figures
@@ -250,7 +259,7 @@ class EmbeddedEngine:
             self._told(done)
 
     def _told(self, report: Report) -> None:
-        if not isinstance(report, WasQueued | WasAdmitted | WasPreempted | Done):
+        if not isinstance(report, WasQueued | WasAdmitted | WasMatched | WasPreempted | Done):
             return
         generation = self._generations.get(report.request_id)
         if generation is None:
@@ -259,6 +268,8 @@ class EmbeddedEngine:
             generation.queued(report)
         elif isinstance(report, WasAdmitted):
             generation.admitted(report)
+        elif isinstance(report, WasMatched):
+            generation.matched(report)
         elif isinstance(report, WasPreempted):
             generation.preempted(report)
         else:

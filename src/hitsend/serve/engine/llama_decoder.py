@@ -110,6 +110,11 @@ class LlamaDecoder:
         """The adapters that a batch may name."""
         return frozenset() if self._adapters is None else self._adapters.names
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
+        return not self._model.is_recurrent
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
         count = len(batch.token_ids)

@@ -6,6 +6,7 @@ that can't work is a ConfigError with a reason, raised before anything is alloca
 
 import math
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -61,8 +62,9 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=library.llama_model_size(model.handle),
         num_threads=num_threads,
-        is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
+        is_hybrid=model.is_recurrent,
         adapters=tuple(sorted(adapters.names)),
+        cache_secret=secrets.token_hex(32),
         metadata=dict(model.metadata),
         layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
         kv_type=settings.kv_type,

@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
         settings.aging_s,
         settings.tpot_target_s,
         settings.ttft_target_s,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_answers=settings.prefix_cache_answers,
     )
     driver = Driver(line, Loop(decoder, limits, clock, compiler), clock, compiler)
     decoder.on_progress = driver.prove_progress

@@ -3,6 +3,7 @@
 There is no prefill phase and no decode phase: computed tokens catch up with known tokens. Each rule looks at who waits
 and who runs, and adds shares to the plan until its tokens are spent:
 
+0. `bring_prefixes`          whoever waited for a prompt that somebody else computes gets it (`seats.py`).
 1. `hold_cells_for_decodes`  whoever decodes needs a cell for its next token. Where none is free (unified mode only), a
    victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
@@ -21,7 +22,7 @@ and who runs, and adds shares to the plan until its tokens are spent:
    overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
-twice, and nothing here calls the decoder. Next: `gaps.py`.
+twice, and nothing here calls the decoder but `seats.py`, which brings what is cached. Next: `gaps.py`.
 """
 
 from collections.abc import Callable
@@ -30,10 +31,10 @@ from itertools import chain
 import msgspec
 
 from hitsend.core.lifecycle import State
-from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.pace import LONG_TOKENS, Pace
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.queue import WaitingQueue
+from hitsend.serve.loop.seats import Seats
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import Shares
 
@@ -49,11 +50,17 @@ KEPT_SHARE = 4
 """One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
 
 
+WATERMARK = 32
+"""One cell in so many stays free at admission where slots share them: who runs can grow for a while before somebody
+has to give up its place."""
+
+
 class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
-    `check_every_step` compares the books with the sequences after every step. Whoever waits and gets nothing goes up a
-    tier every `aging_s`. `tpot_target_s` and `ttft_target_s`: see `pace.py`.
+    `check_every_step` compares the books with the sequences after every step. Who waits and gets nothing goes up a tier
+    every `aging_s`. `tpot_target_s`, `ttft_target_s`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
+    is kept; prompts go on at multiples of `prefix_step`; `prefix_answers`: from decoded tokens, too.
     """
 
     step_tokens: int = 512
@@ -63,6 +70,9 @@ class LoopLimits(msgspec.Struct, frozen=True):
     aging_s: float = 10.0
     tpot_target_s: float = 0.1
     ttft_target_s: float = 2.0
+    prefix_cache_bytes: int = 0
+    prefix_step: int = CHUNK_STEP
+    prefix_answers: bool = True
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -98,8 +108,9 @@ class Preemption(msgspec.Struct, frozen=True):
 class Roster:
     """Who waits, who runs (in the order of admission), the cells that they share, and who got how much of it lately."""
 
-    def __init__(self, kv: CellPool, limits: LoopLimits) -> None:
-        self.kv = kv
+    def __init__(self, seats: Seats, limits: LoopLimits) -> None:
+        self.seats = seats
+        self.kv = seats.kv
         self.reserve_tokens = limits.reserve_tokens
         self.shares = Shares()
         self.waiting = WaitingQueue(self.shares, limits.aging_s)
@@ -115,20 +126,32 @@ class Roster:
         self.shares.run(sequence.path, 1, at)
         if self.is_long(sequence):
             self._long.add(sequence.arrival)
-        slot = self.kv.take(cells)
+        slot = self.seats.take(sequence, cells, at)
         sequence.admit(slot, at)
+        self.seats.begin(sequence, at)
         return slot
 
-    def drop(self, sequence: Sequence, at: float) -> int | None:
-        """Out of queue or cells, wherever it is; returns the slot that became free."""
+    def drop(self, sequence: Sequence, at: float, *, is_kept: bool = False) -> int | None:
+        """Out of queue or slot, wherever it is; returns the slot that became free, where `is_kept` leaves its cells."""
         if sequence.slot is None:
             self.waiting.remove(sequence, at)
+            self.seats.forget(sequence)
             return None
+        self._out(sequence, at)
+        return self.seats.leave(sequence, at, is_kept=is_kept)
+
+    def preempt(self, sequence: Sequence, at: float) -> int:
+        """Out of its slot, which is returned, and back into the queue."""
+        self._out(sequence, at)
+        slot = self.seats.park(sequence, at)
+        sequence.preempt()
+        self.waiting.add(sequence, at)
+        return slot
+
+    def _out(self, sequence: Sequence, at: float) -> None:
         self.running.remove(sequence)
         self._long.discard(sequence.arrival)
         self.shares.run(sequence.path, -1, at)
-        self.kv.release(sequence.slot)
-        return sequence.slot
 
     def pause(self, sequence: Sequence, at: float, *, is_paused: bool) -> None:
         """The paused keep their place, but have no turn."""
@@ -147,6 +170,8 @@ class Roster:
         """Whether slot and cells are there now, and not kept for others."""
         cells, kv = self.cells_for(sequence), self.kv
         if not kv.can_take(cells):
+            return False
+        if kv.is_shared and self.running and kv.num_free_cells - cells < kv.num_cells // WATERMARK:
             return False
         takes_kept = (
             kv.num_free_slots <= kv.num_slots // KEPT_SHARE or kv.num_free_cells - cells < kv.num_cells // KEPT_SHARE
@@ -204,11 +229,16 @@ class StepPlan:
         return self.budget - self.tokens_left - self.num_decodes
 
 
+def bring_prefixes(roster: Roster, plan: StepPlan) -> None:
+    """Nobody computes what somebody else computes just now, or has computed."""
+    roster.seats.follow(roster.running, plan.at)
+
+
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
     """Oldest first, so that a victim never has had its turn."""
     decoding = [each for each in roster.running if each.is_decoding and not each.is_paused]
     for sequence in sorted(decoding, key=lambda each: each.arrival):
-        while sequence.slot is not None and not roster.kv.hold_next(sequence.slot):
+        while sequence.slot is not None and not roster.seats.hold_next(sequence.slot, plan.at):
             _preempt(roster, plan, max(roster.running, key=lambda each: (each.is_paused, each.arrival)))
 
 
@@ -284,6 +314,7 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
 Rule = Callable[[Roster, StepPlan], None]
 
 RULES: tuple[Rule, ...] = (
+    bring_prefixes,
     hold_cells_for_decodes,
     let_sit_out,
     share_with_decodes,
@@ -302,7 +333,7 @@ def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
 
 
 def _has_prompt(sequence: Sequence) -> bool:
-    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling)
+    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
 
 
 def _late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
@@ -323,13 +354,13 @@ def _admit(roster: Roster, plan: StepPlan, sequence: Sequence) -> bool:
     """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
     to be scored: such a one holds up nobody behind it."""
     is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
-    num_tokens = 0 if is_follower else _chunk(roster, plan, sequence)
-    if not num_tokens and not is_follower:
+    if not is_follower and not _chunk(roster, plan, sequence):
         return False
     cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
     slot = roster.admit(sequence, plan.at)
     plan.admissions.append(Admission(sequence, slot, free, cells))
-    plan.share(sequence, num_tokens)
+    # asked again: some of its prompt may be there already, or be waited for
+    plan.share(sequence, 0 if is_follower or sequence.waits_for_other else _chunk(roster, plan, sequence))
     return True
 
 
@@ -344,7 +375,10 @@ def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
         left = left or int(so_far == 0 and min(plan.tokens_left, plan.prompts_left) > 0)
     if sequence.is_scoring:
         left = min(left, max(0, plan.scores_left))
-    return _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan)
+    return min(
+        _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan),
+        sequence.tokens_to_checkpoint,
+    )
 
 
 def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> int:
@@ -360,9 +394,7 @@ def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> 
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
     num_computed_tokens = victim.num_computed_tokens
-    slot = roster.drop(victim, plan.at)
-    if slot is None or victim.state is not State.RUNNING:
+    if victim.state is not State.RUNNING:
         raise LookupError(f"{victim.request_id}/{victim.choice} is {victim.state} and can't be preempted")
-    victim.preempt()
-    roster.waiting.add(victim, plan.at)
+    slot = roster.preempt(victim, plan.at)
     plan.preemptions.append(Preemption(victim, slot, num_computed_tokens))

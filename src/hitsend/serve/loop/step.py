@@ -52,6 +52,7 @@ from hitsend.serve.loop.messages import (
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, schedule
+from hitsend.serve.loop.seats import Seats, cache_for
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
 
@@ -72,7 +73,8 @@ class Loop:
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
-        self._roster = Roster(self._kv, limits)
+        self._seats = Seats(decoder, self._kv, cache_for(decoder, limits), clock)
+        self._roster = Roster(self._seats, limits)
         self._live: dict[str, list[Sequence]] = {}
         self._breakers: Breakers | None = None
         self._outbox: list[Report] = []
@@ -150,7 +152,9 @@ class Loop:
             prefill_tokens_total=self._prefill_tokens,
             decode_tokens_total=self._decode_tokens,
             preemptions_total=self._preemptions,
-            check="; ".join(self._kv.check(computed)) or None,
+            check="; ".join([*self._kv.check(computed, self._seats.kept()), *self._seats.problems()]) or None,
+            cells_cached=self._kv.num_kept_cells,
+            cache_bytes=self._seats.num_saved_bytes,
         )
 
     # Commands
@@ -241,7 +245,6 @@ class Loop:
     def _announce(self, plan: StepPlan) -> list[Report]:
         reports: list[Report] = []
         for lost in plan.preemptions:
-            self._decoder.release(lost.slot)
             self._preemptions += 1
             who = lost.sequence
             reports.append(WasPreempted(who.request_id, who.choice, plan.at, lost.num_computed_tokens))
@@ -250,7 +253,7 @@ class Loop:
             reports.append(
                 WasAdmitted(who.request_id, who.choice, plan.at, won.slot, won.cells_free, won.cells_reserved)
             )
-        return reports
+        return [*reports, *self._seats.take_reports()]
 
     def _compute(self, plan: StepPlan) -> StepReport:
         self._steps += 1
@@ -258,6 +261,7 @@ class Loop:
         before = self._clock.now()
         results = [part for shares in by_adapter(plan.shares) for part in self._decode(shares, failed)]
         decode_s = self._clock.now() - before
+        self._seats.stepped(plan.shares, decode_s)
         self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
@@ -304,6 +308,7 @@ class Loop:
             share.sequence.computed(share.num_tokens, self._steps)
             self._roster.shares.serve(share.sequence.path, share.num_tokens, now)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
+            self._seats.advanced(share.sequence, now)
         ready = [share.sequence for share in shares if share.sequence.num_pending_tokens == 0]
         followers = self._hand_on(ready)
         if followers:
@@ -364,9 +369,7 @@ class Loop:
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: ServeError | None = None) -> Done:
         now = self._clock.now()
-        slot = self._roster.drop(sequence, now)
-        if slot is not None:
-            self._decoder.release(slot)
+        self._roster.drop(sequence, now, is_kept=reason is not FinishReason.ERROR)
         sequence.end(_ENDS.get(reason, State.FINISHED))
         siblings = self._live[sequence.request_id]
         siblings.remove(sequence)
@@ -384,6 +387,7 @@ class Loop:
             code=error.code if error else None,
             message=error.message if error else None,
             retry_after_s=error.retry_after_s if error else None,
+            num_cached_tokens=sequence.num_cached_tokens,
         )
 
     def _overload(self, sequence: Sequence) -> ServerOverloaded:
@@ -394,5 +398,4 @@ class Loop:
     def _retry_after_s(self) -> float:
         """When the queue of now would be served, if each place takes as long as the recent ones did on average."""
         rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
-        low, high = RETRY_AFTER_S
-        return min(high, max(low, round(rounds * self._mean_run_s, 1)))
+        return min(RETRY_AFTER_S[1], max(RETRY_AFTER_S[0], round(rounds * self._mean_run_s, 1)))
