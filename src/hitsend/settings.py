@@ -169,6 +169,9 @@ class EngineSettings(Section, frozen=True):
     """per_stream: each sequence its own cells (faster on CPUs); unified: one pool of cells."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
+    speculation: Literal["auto", "off", "prompt_lookup"] = "auto"
+    """Guesses at what comes next, checked several at a time; answers stay the same. prompt_lookup: guesses from each
+    sequence's own text, where that is measured to pay; auto: the same, where the model can take tokens back."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     max_waiting: Positive = 256

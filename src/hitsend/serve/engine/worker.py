@@ -28,6 +28,7 @@ from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Done, Ready, Report, Shutdown
 from hitsend.serve.loop.scheduler import LoopLimits
 from hitsend.serve.loop.step import Loop
+from hitsend.serve.loop.verify import PromptLookup, Speculator
 from hitsend.serve.parent import ParentLine
 
 PULSE_S = 1.0
@@ -65,7 +66,8 @@ def main(arguments: list[str]) -> int:
         settings.check_every_step,
         settings.aging_s,
     )
-    driver = Driver(line, Loop(decoder, limits, clock, compiler), clock, compiler)
+    speculator = Speculator(PromptLookup()) if facts.speculation == "prompt_lookup" else None
+    driver = Driver(line, Loop(decoder, limits, clock, compiler, speculator), clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))
     gc.collect()

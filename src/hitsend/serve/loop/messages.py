@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
+from hitsend.core.drafts import Drafted
 from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
@@ -65,7 +66,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """What the child found when it loaded the model. Sizes in tokens, cells (one token's attention KV) or bytes.
 
     `cells_per_slot` is the most one sequence can hold. `state_bytes_per_slot` is the fixed recurrent state of hybrid
-    models (0 for pure attention). `library` names the libllama build.
+    models (0 for pure attention). `library` names the libllama build. `speculation` is where guesses come from (`off`:
+    there are none; `speculation_reason` says why not, where that wasn't asked for).
     """
 
     model: str
@@ -83,6 +85,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     num_threads: int
     is_hybrid: bool
     metadata: dict[str, Any] = {}
+    speculation: str = "off"
+    speculation_reason: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -124,6 +128,8 @@ class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One choice's part in a step; `sampled` is empty while its prompt isn't finished.
 
+    `decode_tokens` counts what stays in its cache: its pending token and what was right of `drafted`.
+
     `scored`: the next tokens of the prompt, where the request wants their log-probabilities.
     Without any tokens of its own, but with a sampled one: it got a copy of the prompt that a sibling computed."""
 
@@ -133,6 +139,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int
     sampled: tuple[SampledToken, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
+    drafted: Drafted | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -60,7 +60,8 @@ class LoopLimits(msgspec.Struct, frozen=True):
 class Share(msgspec.Struct, frozen=True):
     """One sequence's part in a step: its next `num_tokens` known tokens, of which `is_last` says that none is left.
 
-    `scored`: the positions whose logits say how likely the prompt's next token was.
+    `scored`: the positions whose logits say how likely the prompt's next token was. `draft`: tokens that may follow
+    (see `verify.py`), computed as well.
     """
 
     sequence: Sequence
@@ -68,6 +69,7 @@ class Share(msgspec.Struct, frozen=True):
     is_decode: bool
     is_last: bool
     scored: range
+    draft: tuple[int, ...] = ()
 
 
 class Admission(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from hitsend.serve.loop.messages import Submit
 from hitsend.serve.loop.prompt_scores import PromptScores
 from hitsend.serve.loop.sampler import Sampler
 from hitsend.serve.loop.shares import path_of
+from hitsend.serve.loop.speculate import Lookup
 
 
 class Sequence:
@@ -20,6 +21,7 @@ class Sequence:
     `arrival` numbers choices in the order of their submission and never repeats. `path` is its tenant's place in
     `shares.py`. `ends` are the tokens that end it.
     `scores`: where the prompt's log-probabilities are wanted, how far they are; one object for all choices.
+    `lookup`: its guesses at what it says next, from its first decode on where there are drafts.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
@@ -34,6 +36,7 @@ class Sequence:
         "ends",
         "is_paused",
         "last_step",
+        "lookup",
         "max_tokens",
         "num_computed_tokens",
         "num_prompt_tokens",
@@ -76,6 +79,7 @@ class Sequence:
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
         self.scores: PromptScores | None = None
+        self.lookup: Lookup | None = None
         self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,

@@ -1,8 +1,7 @@
 """The loop itself: take commands, schedule, decode, sample, report.
 
-When a batch fails and the decoder says that it isn't fatal (nothing of it was kept), it is tried again in halves until
-the sequences that can't be computed stand alone; only these end, with `engine_failed`. A fatal failure goes up: the
-child process has to go. Logits that are no numbers end their own sequence only.
+What can't be computed (`attempt.py`) ends with `engine_failed`, and so do sequences whose logits are no numbers; the
+others go on. A fatal failure goes up: the child process has to go.
 
 Choices of one request share their prompt: when one of them has computed it, those that have a place get a copy of its
 cache and sample from the same row, each with its own seed. Who gets a place later computes the prompt again.
@@ -11,6 +10,8 @@ Enters: commands, a `Decoder`, a `Clock`. Leaves: reports. Always true: nothing 
 due at once before it computes anything; each submitted choice gets exactly one `Done`; the same commands at the same
 instants give the same reports. Next: `../engine/worker.py`, which drives this in the child process.
 """
+
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from hitsend.core.errors import (
 )
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.attempt import attempt
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
@@ -53,6 +54,7 @@ from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
+from hitsend.serve.loop.verify import Speculator
 
 RETRY_AFTER_S = (1.0, 60.0)
 """Bounds of what is advised to a request that found no place."""
@@ -65,8 +67,16 @@ _ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELL
 class Loop:
     """The state of one engine between two steps. `cells` in reports are held cells: filled ones and reserves."""
 
-    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: LoopLimits,
+        clock: Clock,
+        grammars: Grammars | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self._decoder = decoder
+        self._speculator = speculator
         self._grammars = grammars
         self._limits = limits
         self._clock = clock
@@ -129,6 +139,8 @@ class Loop:
             return reports
         for move in close_gaps(self._roster, plan):
             self._decoder.move(move.source, move.target)
+        if self._speculator is not None:
+            plan.shares = self._speculator.with_drafts(plan.shares, self._kv, plan.tokens_left)
         reports.append(self._compute(plan))
         if self._limits.check_every_step:
             pulse = self.pulse()
@@ -255,8 +267,10 @@ class Loop:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = self._decode(plan.shares, failed)
+        results = attempt(self._decoder, plan.shares, failed)
         decode_s = self._clock.now() - before
+        if self._speculator is not None and len(results) == 1 and results[0][0] is plan.shares:
+            self._speculator.observe(plan.shares, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
         for shares, logits in results:
@@ -276,25 +290,6 @@ class Loop:
             cells_used=self._kv.num_held_cells,
         )
 
-    def _decode(
-        self, shares: list[Share], failed: list[tuple[Share, DecoderFailed]]
-    ) -> list[tuple[list[Share], NDArray[np.float32]]]:
-        batch = build_batch(shares)
-        try:
-            logits = self._decoder.decode(batch)
-        except DecoderFailed as failure:
-            if failure.is_fatal:
-                raise
-            if len(shares) == 1:
-                failed.append((shares[0], failure))
-                return []
-            half = len(shares) // 2
-            return self._decode(shares[:half], failed) + self._decode(shares[half:], failed)
-        expected = (int(batch.wants_logits.sum()), self._decoder.vocab_size)
-        if logits.shape != expected:
-            raise DecoderFailed(f"logits of shape {logits.shape}, expected {expected}", is_fatal=True)
-        return [(shares, logits)]
-
     def _advance(self, shares: list[Share], logits: NDArray[np.float32], rows: list[Row], done: list[Done]) -> None:
         logits, scored = take_scores(shares, logits)
         now = self._clock.now()
@@ -302,6 +297,13 @@ class Loop:
             share.sequence.computed(share.num_tokens, self._steps)
             self._roster.shares.serve(share.sequence.path, share.num_tokens, now)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
+        if self._speculator is not None and any(share.draft for share in shares):
+            verified = self._speculator.verify(shares, logits, self._kv, self._decoder, partial(self._accept, done))
+            for share, row in zip(shares, verified, strict=True):
+                self._decode_tokens += row.decode_tokens
+                self._roster.shares.serve(share.sequence.path, row.decode_tokens - share.num_tokens, now)
+            rows += verified
+            return
         ready = [share.sequence for share in shares if share.sequence.num_pending_tokens == 0]
         followers = self._hand_on(ready)
         if followers:
@@ -315,11 +317,11 @@ class Loop:
             self._decode_tokens += decode_tokens
             sampled: tuple[SampledToken, ...] = ()
             if sequence.num_pending_tokens == 0:
-                sampled = self._accept(sequence, next(tokens), done)
+                sampled = self._accept(done, sequence, next(tokens))
             told = scored.get(number, ())
             rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled, told))
         for _, sequence in followers:
-            sampled = self._accept(sequence, next(tokens), done)
+            sampled = self._accept(done, sequence, next(tokens))
             rows.append(Row(sequence.request_id, sequence.choice, 0, 0, sampled))
 
     def _hand_on(self, ready: list[Sequence]) -> list[tuple[Sequence, Sequence]]:
@@ -337,7 +339,7 @@ class Loop:
             follower.copied(leader.num_computed_tokens, self._steps)
         return pairs
 
-    def _accept(self, sequence: Sequence, token: SampledToken | None, done: list[Done]) -> tuple[SampledToken, ...]:
+    def _accept(self, done: list[Done], sequence: Sequence, token: SampledToken | None) -> tuple[SampledToken, ...]:
         """Add the token, or end the sequence; returns what belongs into its output."""
         constraint = sequence.constraint
         if token is None:

@@ -12,6 +12,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from hitsend.core.drafts import MAX_DRAFT, Drafted
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_MODELS = 64
 MAX_ROUTES = 64
@@ -63,6 +65,8 @@ class StepCounts(Protocol):
     def step_s(self) -> float: ...  # noqa: D102
     @property
     def decode_s(self) -> float: ...  # noqa: D102
+    @property
+    def drafts(self) -> tuple[Drafted, ...]: ...  # noqa: D102
 
 
 class EngineFigures(Protocol):
@@ -207,6 +211,10 @@ class Metrics:
         self._computed.labels(engine, "decode").inc(figures.decode_tokens)
         self._output.labels(engine).inc(figures.output_tokens)
         self._steps.labels(engine).inc()
+        for drafted in figures.drafts:
+            for position in range(drafted.proposed):
+                outcome = "accepted" if position < drafted.accepted else "rejected"
+                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
 
@@ -329,6 +337,9 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._drafts = self._counter(
+            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
+        )
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )

@@ -1,0 +1,152 @@
+"""Prompt-lookup drafts: hitsend with `engine.speculation` auto beside hitsend with off, interleaved, in one run.
+
+Usage: python -m bench.speculation [--rounds 3] [--concurrency 1,8] [--json FILE]
+
+Two workloads. `edit`: a text and the request to write it again with one word changed. `story`: a free answer at
+temperature 1, where there is nothing to look up. Same seeds on both sides. Prints, per workload and concurrency, the
+medians of whole output tokens/s (prompts included) and of tokens/s while decoding, and their ratios.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import pathlib
+import random
+import sys
+import time
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from bench.client import one
+from bench.serving import bundled_gguf, hitsend, machine
+
+Target = tuple[str, str, int]
+
+SENTENCES = (
+    "The harbour master wrote down every boat that came in before the storm.",
+    "Three of them carried salt, one carried letters, and the last one carried nothing at all.",
+    "Maria counted the crates twice, because the first count had been wrong on Tuesday.",
+    "Nobody in the office believed that the old clock was seven minutes slow.",
+    "In the afternoon the wind turned north and the flags on the pier went stiff.",
+    "The baker sent two loaves to the lighthouse, as he had done for twenty years.",
+    "A boy found a green bottle with a map of another coast inside.",
+    "When the lamps were lit, the water looked like hammered copper.",
+    "The ferry to the islands was late, and its captain apologised to no one.",
+    "They wrote a short report, signed it, and put it into the wrong drawer.",
+    "Later the inspector asked for it and was shown a menu instead.",
+    "By midnight the rain had stopped and the gulls were arguing on the roof.",
+)
+SUBJECTS = ("a lighthouse", "two brothers", "a lost map", "a winter market", "a broken clock", "an island", "a violin")
+
+
+def edit(rng: random.Random, model: str, output_tokens: int) -> dict[str, Any]:
+    """A text to repeat with one word changed; the answer has begun, so that even a small model knows what to do."""
+    sentences = rng.sample(SENTENCES, 7)
+    text = " ".join(sentences)
+    word = rng.choice([w.strip(".,") for w in text.split() if len(w) > 5])
+    ask = (
+        f"Write the text again, word for word, with {word!r} replaced by 'silver'.\n\nText: {text}\n\nThe text again: "
+    )
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": ask}],
+        "temperature": 0,
+        "max_tokens": output_tokens,
+    }
+
+
+def story(rng: random.Random, model: str, output_tokens: int) -> dict[str, Any]:
+    """Something to make up."""
+    ask = f"Tell me a story about {rng.choice(SUBJECTS)} and {rng.choice(SUBJECTS)}, number {rng.randrange(10**6)}."
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": ask}],
+        "temperature": 1,
+        "seed": rng.randrange(10**6),
+        "max_tokens": output_tokens,
+    }
+
+
+WORKLOADS = {"edit": edit, "story": story}
+
+
+async def closed_loop(target: Target, bodies: list[dict[str, Any]], concurrency: int) -> dict[str, float]:
+    """So many at a time until all are answered."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    answers: list[dict[str, Any]] = []
+    queue = iter(bodies)
+    more = {"stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"2": -100, "0": -100}}
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
+
+        async def worker() -> None:
+            for body in queue:
+                answer = await one(session, target[0], body | more)
+                answers.append(answer)
+
+        started = time.perf_counter()
+        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        wall_s = time.perf_counter() - started
+    return {
+        "tokens_per_s": sum(a["output"] for a in answers) / wall_s,
+        "decode_tokens_per_s": 1000 / median(a["tpot_ms"] for a in answers),
+    }
+
+
+def run(rounds: int, levels: list[int], output_tokens: int) -> dict[str, Any]:
+    """Both servers run all the time and take turns; who goes first alternates."""
+    gguf, threads = bundled_gguf(), os.cpu_count() or 1
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
+    with ExitStack() as stack:
+        targets = {
+            setting: stack.enter_context(hitsend(gguf, threads, f"engine.speculation={setting}"))
+            for setting in ("auto", "off")
+        }
+        for number in range(-1, rounds):
+            for name, make in WORKLOADS.items():
+                for concurrency in levels:
+                    rng = random.Random(f"{number} {name} {concurrency}")
+                    count = max(3, 2 * concurrency)
+                    bodies = [make(rng, "bench", output_tokens) for _ in range(count)]
+                    order = list(targets) if number % 2 else list(reversed(targets))
+                    for setting in order:
+                        row = asyncio.run(closed_loop(targets[setting], bodies, concurrency))
+                        if number >= 0:
+                            found.setdefault(f"{name} c={concurrency}", {}).setdefault(setting, []).append(row)
+                        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return {"machine": machine(threads), "rounds": rounds, "output_tokens": output_tokens, "runs": found}
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table, as Markdown: medians of both, and the median of the ratios of neighbouring runs."""
+    print(f"{result['output_tokens']} output tokens, {result['rounds']} rounds, medians; {result['machine']}\n")
+    print("| workload | tok/s off | auto | ratio | decoding tok/s off | auto | ratio |\n|---|---|---|---|---|---|---|")
+    for name, by in result["runs"].items():
+        cells = []
+        for key in ("tokens_per_s", "decode_tokens_per_s"):
+            off, auto = ([row[key] for row in by[setting]] for setting in ("off", "auto"))
+            ratio = median(a / o for a, o in zip(auto, off, strict=True))
+            cells += [f"{median(off):.1f}", f"{median(auto):.1f}", f"{ratio:.2f}"]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", default="1,8")
+    parser.add_argument("--output-tokens", type=int, default=160)
+    parser.add_argument("--json", type=pathlib.Path)
+    asked = parser.parse_args()
+    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")], asked.output_tokens)
+    show(result)
+    if asked.json:
+        asked.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
