@@ -1,10 +1,11 @@
 """Prompt-lookup drafts: hitsend with `engine.speculation` auto beside hitsend with off, interleaved, in one run.
 
-Usage: python -m bench.speculation [--rounds 3] [--concurrency 1,8] [--json FILE]
+Usage: python -m bench.speculation [--rounds 7] [--concurrency 1,8] [--json FILE]
 
 Two workloads. `edit`: a text and the request to write it again with one word changed. `story`: a free answer at
 temperature 1, where there is nothing to look up. Same seeds on both sides. Prints, per workload and concurrency, the
-medians of whole output tokens/s (prompts included) and of tokens/s while decoding, and their ratios.
+medians of whole output tokens/s (prompts included) and of tokens/s while decoding, their ratios, and the passes
+through the model per wave.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import sys
 import time
 from contextlib import ExitStack
@@ -74,30 +76,31 @@ def story(rng: random.Random, model: str, output_tokens: int) -> dict[str, Any]:
 WORKLOADS = {"edit": edit, "story": story}
 
 
-async def closed_loop(target: Target, bodies: list[dict[str, Any]], concurrency: int) -> dict[str, float]:
-    """So many at a time until all are answered."""
+async def wave(target: Target, bodies: list[dict[str, Any]]) -> dict[str, float]:
+    """All at once; tokens per second of the whole wave, and while decoding (the median request's)."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    answers: list[dict[str, Any]] = []
-    queue = iter(bodies)
     more = {"stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"2": -100, "0": -100}}
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=600)) as session:
-
-        async def worker() -> None:
-            for body in queue:
-                answer = await one(session, target[0], body | more)
-                answers.append(answer)
-
+        before = await _passes(session, target[0])
         started = time.perf_counter()
-        await asyncio.gather(*(worker() for _ in range(concurrency)))
+        answers = await asyncio.gather(*(one(session, target[0], body | more) for body in bodies))
         wall_s = time.perf_counter() - started
+        passes = await _passes(session, target[0]) - before
     return {
         "tokens_per_s": sum(a["output"] for a in answers) / wall_s,
         "decode_tokens_per_s": 1000 / median(a["tpot_ms"] for a in answers),
+        "passes": passes,
     }
 
 
+async def _passes(session: aiohttp.ClientSession, url: str) -> float:
+    async with session.get(f"{url}/metrics") as response:
+        found = re.search(r"^hitsend_steps_total{.*} (\S+)", await response.text(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 def run(rounds: int, levels: list[int], output_tokens: int) -> dict[str, Any]:
-    """Both servers run all the time and take turns; who goes first alternates."""
+    """Both servers run all the time and take turns after every wave; who goes first alternates."""
     gguf, threads = bundled_gguf(), os.cpu_count() or 1
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     with ExitStack() as stack:
@@ -109,11 +112,9 @@ def run(rounds: int, levels: list[int], output_tokens: int) -> dict[str, Any]:
             for name, make in WORKLOADS.items():
                 for concurrency in levels:
                     rng = random.Random(f"{number} {name} {concurrency}")
-                    count = max(3, 2 * concurrency)
-                    bodies = [make(rng, "bench", output_tokens) for _ in range(count)]
-                    order = list(targets) if number % 2 else list(reversed(targets))
-                    for setting in order:
-                        row = asyncio.run(closed_loop(targets[setting], bodies, concurrency))
+                    bodies = [make(rng, "bench", output_tokens) for _ in range(concurrency)]
+                    for setting in list(targets) if number % 2 else list(reversed(targets)):
+                        row = asyncio.run(wave(targets[setting], bodies))
                         if number >= 0:
                             found.setdefault(f"{name} c={concurrency}", {}).setdefault(setting, []).append(row)
                         print(".", end="", file=sys.stderr, flush=True)
@@ -122,22 +123,24 @@ def run(rounds: int, levels: list[int], output_tokens: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The table, as Markdown: medians of both, and the median of the ratios of neighbouring runs."""
-    print(f"{result['output_tokens']} output tokens, {result['rounds']} rounds, medians; {result['machine']}\n")
-    print("| workload | tok/s off | auto | ratio | decoding tok/s off | auto | ratio |\n|---|---|---|---|---|---|---|")
+    """The table, as Markdown: medians of both, and the median of the ratios of neighbouring waves."""
+    print(f"{result['output_tokens']} output tokens, {result['rounds']} waves, medians; {result['machine']}\n")
+    print("| workload | tok/s off | auto | ratio | decoding tok/s off | auto | ratio | passes off | auto |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, by in result["runs"].items():
         cells = []
-        for key in ("tokens_per_s", "decode_tokens_per_s"):
+        for key in ("tokens_per_s", "decode_tokens_per_s", "passes"):
             off, auto = ([row[key] for row in by[setting]] for setting in ("off", "auto"))
-            ratio = median(a / o for a, o in zip(auto, off, strict=True))
-            cells += [f"{median(off):.1f}", f"{median(auto):.1f}", f"{ratio:.2f}"]
+            cells += [f"{median(off):.1f}", f"{median(auto):.1f}"]
+            if key != "passes":
+                cells.append(f"{median(a / o for a, o in zip(auto, off, strict=True)):.2f}")
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--concurrency", default="1,8")
     parser.add_argument("--output-tokens", type=int, default=160)
     parser.add_argument("--json", type=pathlib.Path)

@@ -169,9 +169,10 @@ class EngineSettings(Section, frozen=True):
     """per_stream: each sequence its own cells (faster on CPUs); unified: one pool of cells."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
-    speculation: Literal["auto", "off", "prompt_lookup"] = "auto"
-    """Guesses at what comes next, checked several at a time; answers stay the same. prompt_lookup: guesses from each
-    sequence's own text, where that is measured to pay; auto: the same, where the model can take tokens back."""
+    speculation: Literal["auto", "off", "prompt_lookup", "draft"] = "auto"
+    """Tokens guessed ahead, answers unchanged: from a sequence's own text or by `draft_model`; auto: whatever can work."""
+    draft_model: str | None = None
+    """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     max_waiting: Positive = 256

@@ -26,7 +26,7 @@ from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.metrics import Metrics, Observer
 from hitsend.serve.usage.reconcile import EngineCounts
-from hitsend.settings import Settings
+from hitsend.settings import EngineSettings, Settings
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _embedded(
     settings: Settings, found: ModelFile, clock: Clock, on_step: Callable[[StepFigures], None]
 ) -> EmbeddedEngine:
     return EmbeddedEngine(
-        settings.engine,
+        engine_settings(settings),
         found.path,
         clock,
         model=found.name,
@@ -126,6 +126,14 @@ def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
     found = resolve(settings.engine.model, models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's section, with the draft model's file found. Raises ConfigError."""
+    draft = settings.engine.draft_model
+    if draft is None:
+        return settings.engine
+    return msgspec.structs.replace(settings.engine, draft_model=resolve(draft, models_dir(settings)).path)
 
 
 def models_dir(settings: Settings) -> Path:

@@ -9,8 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.gguf_check import read_header
@@ -18,9 +16,9 @@ from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
-from hitsend.serve.loop.decoder import Batch, Decoder
 from hitsend.serve.loop.messages import EngineFacts
 
 
@@ -44,7 +42,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         is_unified=settings.kv_mode == "unified",
     )
     decoder.warm_up()
-    speculation, why_not = speculation_for(decoder, settings.speculation)
+    speculation, why_not = way_to_speculate(decoder, settings)
     facts = EngineFacts(
         model=config.name,
         architecture=header.architecture,
@@ -65,32 +63,6 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         speculation_reason=why_not,
     )
     return decoder, facts, compiler_for(model)
-
-
-def speculation_for(decoder: Decoder, asked: str) -> tuple[str, str]:
-    """How tokens are guessed (`off`: not at all), and why not, where that wasn't asked for. The decoder holds nothing.
-
-    Raises ConfigError where guessing was asked for by name and can't work.
-    """
-    if asked == "off":
-        return "off", ""
-    if can_go_back(decoder):
-        return "prompt_lookup", ""
-    reason = "the model keeps one state per sequence and can't take tokens back"
-    if asked != "auto":
-        raise ConfigError(f"engine.speculation: {asked} needs guesses to be taken back, but {reason}")
-    return "off", reason
-
-
-def can_go_back(decoder: Decoder) -> bool:
-    """Whether the decoder forgets the last of some tokens when told to: tried, not believed."""
-    one = np.ones(1, dtype=np.int32)
-    try:
-        for place in range(2):
-            decoder.decode(Batch(one, place * one, 0 * one, np.ones(1, dtype=np.bool_)))
-        return decoder.truncate(0, 1)
-    finally:
-        decoder.release(0)
 
 
 def compiler_for(model: LoadedModel) -> Compiler:

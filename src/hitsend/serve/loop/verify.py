@@ -77,7 +77,7 @@ class Speculator:
     """Gives drafts to the decodes of a step, and remembers how long steps took."""
 
     def __init__(self, proposer: Proposer, costs: StepCosts | None = None) -> None:
-        self._proposer = proposer
+        self.proposer = proposer
         self._costs = costs or StepCosts()
 
     def with_drafts(self, shares: list[Share], kv: CellPool, num_tokens: int) -> list[Share]:
@@ -85,22 +85,23 @@ class Speculator:
         if not all(share.is_decode for share in shares):
             return shares
         sequences = [share.sequence for share in shares]
-        chances = self._proposer.chances(sequences)
+        chances = self.proposer.chances(sequences)
         if not any(chances):
             return shares
         cells = kv.num_free_cells
         most = [min(MAX_DRAFT, cells, num_tokens, _room(sequence, kv)) for sequence in sequences]
-        lengths = draft_lengths(chances, most, self._costs, self._proposer.seconds)
+        lengths = draft_lengths(chances, most, self._costs, self.proposer.seconds)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]
         longest = max(lengths)
         if not chosen or longest * len(chosen) > min(num_tokens, cells):
             return shares
-        drafts = dict(zip((each.arrival for each in chosen), self._proposer.propose(chosen, longest), strict=True))
+        drafts = dict(zip((each.arrival for each in chosen), self.proposer.propose(chosen, longest), strict=True))
+        found = [drafts.get(sequence.arrival, ()) for sequence in sequences]
+        if found.count(()) == 1 and len(shares) > 1:
+            return shares  # see `draft_lengths`: nobody is left alone in a call
         return [
-            msgspec.structs.replace(share, draft=drafts[share.sequence.arrival])
-            if drafts.get(share.sequence.arrival)
-            else share
-            for share in shares
+            msgspec.structs.replace(share, draft=draft) if draft else share
+            for share, draft in zip(shares, found, strict=True)
         ]
 
     def observe(self, shares: list[Share], seconds: float) -> None:
@@ -124,7 +125,7 @@ class Speculator:
             drafted = Drafted(sequence.choice, len(share.draft), num_kept) if share.draft else None
             rows.append(Row(sequence.request_id, sequence.choice, 0, 1 + num_kept, sampled, drafted=drafted))
             if drafted is not None:
-                self._proposer.learn(sequence, drafted)
+                self.proposer.learn(sequence, drafted)
             has_more = sequence.slot is not None and num_kept < len(share.draft)
             if has_more and not decoder.truncate(slot, sequence.num_computed_tokens):
                 raise DecoderFailed("the model can't forget the tokens of a draft", is_fatal=True)

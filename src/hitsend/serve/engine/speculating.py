@@ -1,0 +1,85 @@
+"""Whether and how the engine's child guesses ahead: found out from the loaded model, not believed.
+
+Enters: settings and a decoder that holds nothing yet. Leaves: the way to guess, or why there is none, and the
+`Speculator` for the loop. Always true: without a decoder that takes tokens back nothing is guessed; a draft model that
+can't work is a ConfigError with a reason. Next: `../loop/verify.py`.
+"""
+
+import numpy as np
+
+from hitsend.core.clock import Clock
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.gguf_check import read_header
+from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.shape import memory_shape
+from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.decoder import Batch, Decoder
+from hitsend.serve.loop.draft_model import DraftModel
+from hitsend.serve.loop.messages import EngineFacts
+from hitsend.serve.loop.verify import PromptLookup, Speculator
+from hitsend.settings import EngineSettings
+
+
+def way_to_speculate(decoder: Decoder, settings: EngineSettings) -> tuple[str, str]:
+    """`off`, `prompt_lookup` or `draft`; and why it is off, where that wasn't asked for. The decoder holds nothing.
+
+    Raises ConfigError where a way was asked for by name and can't be gone.
+    """
+    asked = settings.speculation
+    if asked == "draft" and settings.draft_model is None:
+        raise ConfigError("engine.speculation: draft needs engine.draft_model to say with which model")
+    if asked == "off":
+        return "off", ""
+    if not can_go_back(decoder):
+        reason = "the model keeps one state per sequence and can't take tokens back"
+        if asked != "auto":
+            raise ConfigError(f"engine.speculation: {asked} needs wrong guesses to be taken back, but {reason}")
+        return "off", reason
+    if asked == "auto":
+        return ("prompt_lookup" if settings.draft_model is None else "draft"), ""
+    return asked, ""
+
+
+def can_go_back(decoder: Decoder) -> bool:
+    """Whether the decoder forgets the last of two tokens when told to: tried, not believed."""
+    one = np.ones(1, dtype=np.int32)
+    try:
+        for place in range(2):
+            decoder.decode(Batch(one, place * one, 0 * one, np.ones(1, dtype=np.bool_)))
+        return decoder.truncate(0, 1)
+    finally:
+        decoder.release(0)
+
+
+def speculator_for(
+    decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock
+) -> Speculator | None:
+    """What `facts.speculation` says. Loads the draft model. Raises ConfigError."""
+    if facts.speculation == "prompt_lookup":
+        return Speculator(PromptLookup())
+    if facts.speculation == "draft" and settings.draft_model is not None:
+        return Speculator(DraftModel(_draft_decoder(decoder, facts, settings, clock), clock))
+    return None
+
+
+def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock) -> LlamaDecoder:
+    path = settings.draft_model or ""
+    memory_shape(read_header(path))
+    model = LoadedModel(decoder.model.library, path)
+    if model.vocabulary.token_bytes() != decoder.token_bytes:
+        raise ConfigError(
+            f"engine.draft_model: {path} has another vocabulary ({model.vocabulary.num_tokens} tokens) than "
+            f"{facts.model} ({decoder.vocab_size} tokens); every token has to mean the same in both"
+        )
+    drafting = LlamaDecoder(
+        model,
+        decoder.plan,
+        clock,
+        step_tokens=decoder.max_batch_tokens,
+        num_threads=facts.num_threads,
+        is_unified=settings.kv_mode == "unified",
+    )
+    drafting.warm_up()
+    if not can_go_back(drafting):
+        raise ConfigError(f"engine.draft_model: {path} keeps one state per sequence and can't take tokens back")
+    return drafting
