@@ -170,7 +170,7 @@ class EngineSettings(Section, frozen=True):
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
     speculation: Literal["auto", "off", "prompt_lookup", "draft"] = "auto"
-    """Tokens guessed ahead, answers unchanged: from a sequence's own text or by `draft_model`; auto: whatever can work."""
+    """Guessing ahead, answers unchanged: from a sequence's own text, or by `draft_model`; auto: what can work here."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
     reserve_tokens: Count = 64

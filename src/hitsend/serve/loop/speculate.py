@@ -149,7 +149,7 @@ class StepCosts:
     more is believed to cost `PRIOR` of what a pass of one token takes.
     """
 
-    PRIOR = 0.25
+    PRIOR = 0.35
     _WEIGHT = 0.02
     _FADE = 0.985
     _ODD = 3.0
