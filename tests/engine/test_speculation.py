@@ -94,6 +94,28 @@ def test_answers_are_the_same_with_drafts_and_without(model_path: str) -> None:
         assert steps < 0.5 * plain_steps
 
 
+def test_a_long_sequence_alone_says_the_same_again(model_path: str) -> None:
+    """Beyond 256 cells drafts change the last bits, so when there is one must not depend on the clock."""
+    settings = setting("auto")
+    with loaded(model_path, settings) as (decoder, facts):
+        prompt = tuple(decoder.model.vocabulary.tokenize((TEXT * 12).encode()))[:280]
+        loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator_for(decoder, facts, settings, SystemClock()))
+        said: list[list[int]] = []
+        for number in range(2):
+            loop.handle(Submit(str(number), prompt, SamplingParams(temperature=0.9), (5,), 40, 60.0))
+            rows = [
+                row
+                for _ in range(100)
+                if loop.has_work
+                for report in loop.step()
+                if isinstance(report, StepReport)
+                for row in report.rows
+            ]
+            said.append([token.token_id for row in rows for token in row.sampled])
+        assert len(said[0]) == 40
+        assert said[0] == said[1]
+
+
 def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
     """At temperature 0, through the loader that the engine's child uses."""
     settings = setting("draft", draft_model=model_path)

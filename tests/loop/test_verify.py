@@ -12,7 +12,7 @@ from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Abort, Pause, Resume, StepReport, Submit
 from hitsend.serve.loop.scheduler import LoopLimits
-from hitsend.serve.loop.speculate import StepCosts
+from hitsend.serve.loop.speculate import KnownCosts, StepCosts
 from hitsend.serve.loop.verify import PromptLookup, Speculator
 from tests.loop.driven import Driven, submit
 
@@ -288,6 +288,22 @@ def test_its_own_text_is_enough_for_a_sequence_that_repeats_itself():
         which.run()
     assert said(run) == said(plain)
     assert len(run.of(StepReport)) < len(plain.of(StepReport)) / 2
+
+
+def test_alone_no_clock_has_a_say():
+    """The same passes, whatever passes took: a long sequence alone has other last bits with drafts than without."""
+    shapes = []
+    for seed in range(3):
+        speculator = Speculator(PromptLookup(), alone=KnownCosts(0.6, 0.4))
+        run = driven(speculator, next_token=lambda tokens: 1 + len(tokens) % 7, end_token_ids=frozenset())
+        rng = random.Random(seed)
+        run.handle(submit("a", 5, max_tokens=60, temperature=0.0))
+        for _ in range(60):
+            run.decoder.step_s = rng.choice([0.001, 0.01, 1.0])
+            run.step()
+        shapes.append([len(batch.token_ids) for batch in run.decoder.batches])
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert max(shapes[0][1:]) > 4
 
 
 def test_a_batch_that_fails_with_drafts_is_tried_without():

@@ -74,11 +74,17 @@ class PromptLookup:
 
 
 class Speculator:
-    """Gives drafts to the decodes of a step, and remembers how long steps took."""
+    """Gives drafts to the decodes of a step, and remembers how long steps took.
 
-    def __init__(self, proposer: Proposer, costs: StepCosts | None = None) -> None:
+    `alone`: what passes cost where one sequence is alone in a step. With prompt lookup, drafts then follow from what
+    the sequence said so far and from nothing else, and the same seed gives the same passes again: a long sequence that
+    is alone in a call has other last bits with a draft than without (see `engine/calls.py`), and no clock may choose.
+    """
+
+    def __init__(self, proposer: Proposer, costs: StepCosts | None = None, alone: StepCosts | None = None) -> None:
         self.proposer = proposer
         self._costs = costs or StepCosts()
+        self._alone = alone or self._costs
 
     def with_drafts(self, shares: list[Share], kv: CellPool, num_tokens: int) -> list[Share]:
         """The shares, some of them with drafts of together at most `num_tokens`."""
@@ -90,7 +96,8 @@ class Speculator:
             return shares
         cells = kv.num_free_cells
         most = [min(MAX_DRAFT, cells, num_tokens, _room(sequence, kv)) for sequence in sequences]
-        lengths = draft_lengths(chances, most, self._costs, self.proposer.seconds)
+        costs = self._costs if len(shares) > 1 else self._alone
+        lengths = draft_lengths(chances, most, costs, self.proposer.seconds)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]
         longest = max(lengths)
         if not chosen or longest * len(chosen) > min(num_tokens, cells):
