@@ -85,13 +85,14 @@ def test_answers_are_the_same_with_drafts_and_without(model_path: str) -> None:
         assert not none
         said, drafts, steps = answers(decoder, eager(PromptLookup()))
         assert said == plain
-        assert steps < 0.7 * plain_steps
+        assert steps < plain_steps
+        assert sum(draft.accepted for draft in drafts) > 20
         assert any(draft.accepted < draft.proposed for draft in drafts)
         own = LlamaDecoder(decoder.model, decoder.plan, SystemClock(), step_tokens=512, num_threads=2, is_unified=False)
         said, drafts, steps = answers(decoder, eager(Instant(own, SystemClock())))
         own.close()
         assert said == plain
-        assert steps < 0.5 * plain_steps
+        assert steps < 0.7 * plain_steps
 
 
 def test_a_long_sequence_alone_says_the_same_again(model_path: str) -> None:
@@ -102,7 +103,7 @@ def test_a_long_sequence_alone_says_the_same_again(model_path: str) -> None:
         loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator_for(decoder, facts, settings, SystemClock()))
         said: list[list[int]] = []
         for number in range(2):
-            loop.handle(Submit(str(number), prompt, SamplingParams(temperature=0.9), (5,), 40, 60.0))
+            loop.handle(Submit(str(number), prompt, SamplingParams(temperature=0.7), (5,), 40, 60.0))
             rows = [
                 row
                 for _ in range(100)
