@@ -61,7 +61,7 @@ def answers(decoder: LlamaDecoder, speculator: Speculator | None) -> tuple[dict[
     steps = 0
     for wave in (list(KINDS), ["seeded"]):
         for kind in wave:
-            loop.handle(Submit(f"{kind} of {len(wave)}", prompt, KINDS[kind], (7,), 40, 60.0))
+            loop.handle(Submit(f"{kind} of {len(wave)}", prompt, KINDS[kind], (7,), 32, 60.0))
         for _ in range(500):
             if not loop.has_work:
                 break
