@@ -118,7 +118,7 @@ class KeptFlights:
         self.all: list[Flight] = []
         self.num_open = 0
 
-    def open(self, request_id: str, principal: Principal) -> Flight:
+    def open(self, request_id: str, principal: Principal, traceparent: str | None = None) -> Flight:
         flight = Flight(request_id, SystemClock())
         flight.principal = principal
         self.all.append(flight)
@@ -210,7 +210,7 @@ class Edge:
             models=lambda: (ServedModel(id="m", created=1, context=2048),),
             state=lambda: {"running": 0},
             health=lambda: health or Health(is_healthy=True, is_ready=True),
-            render_metrics=lambda: ("text/plain", b"up 1\n"),
+            render_metrics=lambda _is_openmetrics: ("text/plain", b"up 1\n"),
             observe_http=lambda route, status, _: self.answers.append((route, status)),
             embed=self._embed,
             embedding_model=embedding_model,

@@ -296,6 +296,17 @@ class RecordSettings(Section, frozen=True):
     """Step events kept per request; later ones are summed into the segments only."""
 
 
+class SloSettings(Section, frozen=True):
+    """What a request is promised, for goodput: the share of requests that met all of it. Changes nothing else."""
+
+    ttft_s: Seconds | None = 2.0
+    """To the first token."""
+    tpot_s: Seconds | None = 0.1
+    """Per token after the first, on average."""
+    e2e_s: Seconds | None = None
+    """From arrival to the last byte."""
+
+
 class ResponsesSettings(Section, frozen=True):
     """Answers of /v1/responses that clients ask to be stored, with the text of their conversation."""
 
@@ -311,6 +322,22 @@ class LogSettings(Section, frozen=True):
 
     format: Literal["pretty", "json"] = "pretty"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: bool = True
+    """One line per request: its id, caller, model, end, times, tokens and cost; never its text."""
+
+
+class TracingSettings(Section, frozen=True):
+    """OpenTelemetry traces. Needs the `otel` extra; off while no address is set."""
+
+    otlp_url: str | None = None
+    """Where a collector takes OTLP over HTTP: http://127.0.0.1:4318/v1/traces."""
+    service_name: str = "hitsend"
+    sample_share: Share = 1.0
+    """Of requests whose client doesn't say whether they are to be traced."""
+    timeout_s: Annotated[int, Meta(ge=1, le=60)] = 5
+    """For one batch to be taken."""
+    max_spans: Annotated[int, Meta(ge=512)] = 4096
+    """Spans that wait to be sent; more are dropped."""
 
 
 class Settings(Section, frozen=True):
@@ -324,8 +351,10 @@ class Settings(Section, frozen=True):
     stream: StreamSettings = StreamSettings()
     usage: UsageSettings = UsageSettings()
     record: RecordSettings = RecordSettings()
+    slo: SloSettings = SloSettings()
     responses: ResponsesSettings = ResponsesSettings()
     log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()
     engines: tuple[UpstreamSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

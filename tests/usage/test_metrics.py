@@ -3,7 +3,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hitsend.core.drafts import Drafted
 from hitsend.serve.engine.protocol import EngineState, StepFigures
-from hitsend.serve.usage.metrics import MAX_MODELS, MAX_ROUTES, Metrics, RequestFigures
+from hitsend.serve.usage.figures import RequestFigures
+from hitsend.serve.usage.metrics import MAX_MODELS, MAX_ROUTES, Metrics
 
 
 def samples(metrics):

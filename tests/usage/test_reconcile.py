@@ -7,8 +7,9 @@ from sqlalchemy import delete, insert, update
 from hitsend.core.request import Usage
 from hitsend.serve.database.schema import HOLDS, LEDGER, RECORDS
 from hitsend.serve.usage.books import Counters, open_books
+from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.ledger import Settlement
-from hitsend.serve.usage.metrics import Metrics, RequestFigures
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import Price
 from hitsend.serve.usage.reconcile import EngineCounts, reconcile
 from tests.usage.storage import QWEN, storage, wanted

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hitsend.cli import options
+from hitsend.cli import CallFailed, options
 from hitsend.cli.client import Client
 from hitsend.cli.waterfall import draw, money
 
@@ -28,13 +28,20 @@ def inspect(
     url: options.Url = None,
     key: options.Key = None,
     as_json: options.Json = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Where its time and money went, and what would have changed it.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many recent requests.")] = 20,
 ) -> None:
     """Show one request's flight record, or list the recent ones."""
     path = f"/inspect/requests/{quote(request_id, safe='')}" if request_id else f"/inspect/requests?limit={limit}"
-    document = asyncio.run(_get(url or options.DEFAULT_URL, key, path))
+    if explain and not request_id:
+        raise CallFailed("--explain: which request? Give its id")
+    document = asyncio.run(_get(url or options.DEFAULT_URL, key, path + ("/explain" if explain else "")))
     if as_json:
         print(json.dumps(document, ensure_ascii=False))
+    elif explain:
+        Console().print(explained(document))
     else:
         Console().print(draw(document) if request_id else listed(document["requests"]))
 
@@ -42,6 +49,31 @@ def inspect(
 async def _get(url: str, key: str | None, path: str) -> Any:
     async with Client(url, key) as client:
         return await client.get(path)
+
+
+def explained(found: dict[str, Any]) -> RenderableType:
+    """Causes that add up, what would have helped, what it cost."""
+    causes, changes, cost = (Table(box=None, pad_edge=False, show_header=False) for _ in range(3))
+    for cause in found["causes"]:
+        if cause["ms"]:
+            bar = "█" * round(cause["share"] * 30)
+            causes.add_row(f"{cause['ms']:.1f} ms", f"{cause['share']:.1%}", Text(cause["text"]), Text(bar))
+    for change in found["changes"]:
+        cheaper = f", {money(change['saved_microusd'])}" if change["saved_microusd"] else ""
+        saved = f"-{change['saved_ms']:.1f} ms{cheaper}"
+        changes.add_row(saved, Text(change["name"].replace("_", " ")), Text(change["basis"]))
+    for kind in found["cost"]:
+        cost.add_row(money(kind["microusd"]), f"{kind['num_tokens']} tokens", Text(kind["kind"].replace("_", " ")))
+    head = Text(f"{found['request_id']}: {found['wall_ms']:.1f} ms, most of it {_text(found)}", style="bold")
+    parts: list[RenderableType] = [head, causes]
+    parts += [Text(found["cache"])] if found["cache"] else []
+    parts += [Text("What would have changed it (estimates)", style="bold"), changes] if found["changes"] else []
+    parts += [Text("What it cost", style="bold"), cost] if found["cost"] else []
+    return Group(*parts)
+
+
+def _text(found: dict[str, Any]) -> str:
+    return next(str(cause["text"]) for cause in found["causes"] if cause["name"] == found["largest"])
 
 
 def listed(requests: list[dict[str, Any]]) -> Table:

@@ -138,7 +138,8 @@ class IdempotencyMismatch(ClientError):
 
 
 class LimitError(ServeError):
-    """Refused now; may pass later. `windows`: what is left of the rates, for the headers."""
+    """Refused now; may pass later. `windows`: what is left of the rates, for the headers. `refused_by`: kind of level
+    and name of the limit, where it was one."""
 
     code = "rate_limit_exceeded"
     status = 429
@@ -150,9 +151,11 @@ class LimitError(ServeError):
         param: str | None = None,
         retry_after_s: float | None = None,
         windows: RateWindows | None = None,
+        refused_by: tuple[str, str] | None = None,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.windows = windows
+        self.refused_by = refused_by
 
 
 class RateLimitExceeded(LimitError):

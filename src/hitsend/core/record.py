@@ -19,7 +19,7 @@ from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
 from hitsend.core.limits import RateWindows
 from hitsend.core.request import Delta, Principal, Usage
-from hitsend.core.segments import Timeline
+from hitsend.core.segments import Interval, Timeline
 
 _MAX_GAPS = 4096
 """Times between tokens kept for the metrics: more than that of one request say nothing new."""
@@ -55,6 +55,7 @@ class Flight:
         self.first_token_at: float | None = None
         self.token_gaps_s: list[float] = []
         self.drafts = DraftCounts()
+        self.traceparent: str | None = None
         self.output_text: dict[int, list[str]] = {}
         self.output_reasoning: dict[int, list[str]] = {}
         self.output_calls: dict[int, dict[int, CapturedCall]] = {}
@@ -142,6 +143,10 @@ class Flight:
                 self._waiting_since = None
         return self._timeline.partition(self.received_at, end)
 
+    def intervals(self) -> tuple[Interval, ...]:
+        """What the segments are made of: named stretches of the clock's seconds."""
+        return self._timeline.intervals
+
     def timings(self) -> dict[str, float]:
         """The short form for the response: ttft_ms, wall_ms and the segments that took any time, in ms."""
         spent = {f"{name}_ms": round(ms, 3) for name, ms in self.segments().items() if ms > 0}
@@ -179,6 +184,7 @@ class Flight:
             "cost_microusd": self.cost_microusd,
             "engine": self.engine,
             "model": self.model,
+            "trace_id": self.traceparent[3:35] if self.traceparent else None,
             "principal": _shown(self.principal),
             "sampling": self._last(ev.Fitted, "sampling"),
             "sampling_sources": self._last(ev.Fitted, "sources"),

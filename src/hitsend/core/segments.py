@@ -39,7 +39,9 @@ _BY_RANK = (
 _RANKS = {name: rank for rank, name in enumerate(_BY_RANK, start=1)}
 
 
-class _Span(NamedTuple):
+class Interval(NamedTuple):
+    """A stretch of the clock's seconds under one name."""
+
     start: float
     end: float
     name: str
@@ -49,7 +51,7 @@ class Timeline:
     """Collects intervals. Neighbouring steps of one kind are merged, so that a long answer stays a short list."""
 
     def __init__(self) -> None:
-        self._spans: list[_Span] = []
+        self._spans: list[Interval] = []
 
     def add(self, name: str, start: float, end: float) -> None:
         """Lay [start, end) under `name` (a segment, or `client_blocked`: a send that waited, of lowest rank)."""
@@ -58,9 +60,14 @@ class Timeline:
         if self._spans:
             last = self._spans[-1]
             if last.name == name and last.end == start:
-                self._spans[-1] = _Span(last.start, end, name)
+                self._spans[-1] = Interval(last.start, end, name)
                 return
-        self._spans.append(_Span(start, end, name))
+        self._spans.append(Interval(start, end, name))
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """All of them as they were laid down: they may overlap."""
+        return tuple(self._spans)
 
     def partition(self, start: float, end: float) -> dict[str, float]:
         """Milliseconds per segment between two instants; the values add up to (end - start) · 1000."""

@@ -1,4 +1,4 @@
-"""Looking into a running server: the page in `web/`.
+"""Looking into a running server: the page in `web/`, and `explain.py`, which says where a request's time went.
 
 Enters: what `/inspect/state`, `/inspect/requests` and `/inspect/requests/{id}` answer. Leaves: a picture. Always true:
 the pages are static files (`web/index.html`, `web/page.js`, `web/page.css`; `web/docs.html` and `web/docs.js` draw

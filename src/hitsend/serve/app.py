@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
@@ -28,7 +29,7 @@ from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
 from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.estimate import Rates, estimate
-from hitsend.serve.flights import Flights
+from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
@@ -111,26 +112,18 @@ async def built(
     async with AsyncExitStack() as stack:
         stores = await open_stores(settings, clock, stack)
         started = await (children(settings, clock, metrics, stack) if shared is None else shared.start(settings, stack))
-        text, names, upstreams = started.text, started.names, started.upstreams
-        formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
-        stages = Stages(
-            clock=clock,
-            text=text,
-            budget=_budget(settings, started),
-            engines=started.engines,
-            prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
-            ledger=stores.ledger,
-            quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
-            wait_timeout_s=settings.engine.wait_timeout_s,
-            formats=formats,
-            markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
-            handovers=upstreams.handovers,
-        )
-        for model, served in stages.engines.items():
-            stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+        stages = _stages(settings, clock, started, stores, shared)
         rates = Rates()
         observer = shared.observer if shared is not None else metrics
-        flights = Flights(stores.records, observer, clock, settings.record, rates.observe)
+        flights = Flights(
+            stores.records,
+            observer,
+            clock,
+            settings.record,
+            rates.observe,
+            objectives=settings.slo,
+            traces=_traces(settings, stack),
+        )
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
@@ -144,6 +137,44 @@ async def built(
             rates=rates,
             counters=counters if shared is None else None,
         )
+
+
+def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:
+    """What the pipeline calls. Raises ConfigError for a served model without a price."""
+    text, names, upstreams = started.text, started.names, started.upstreams
+    formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
+    stages = Stages(
+        clock=clock,
+        text=text,
+        budget=_budget(settings, started),
+        engines=started.engines,
+        prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
+        ledger=stores.ledger,
+        quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
+        wait_timeout_s=settings.engine.wait_timeout_s,
+        formats=formats,
+        markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
+        handovers=upstreams.handovers,
+    )
+    for model, served in stages.engines.items():
+        stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+    return stages
+
+
+def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
+    """Spans for a collector, where one is set."""
+    url = settings.tracing.otlp_url
+    if url is None:
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"tracing.otlp_url: expected http://… or https://…, not {url!r}")
+    try:
+        from hitsend.serve.usage import tracing  # noqa: PLC0415  # its libraries are an extra
+    except ImportError as error:
+        raise ConfigError("tracing.otlp_url: needs OpenTelemetry: pip install 'hitsend[otel]'") from error
+    traces = tracing.Traces(settings.tracing, url)
+    stack.push_async_callback(asyncio.to_thread, traces.stop)
+    return traces
 
 
 def _budget(settings: Settings, started: Children) -> Budget:

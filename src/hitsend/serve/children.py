@@ -24,7 +24,8 @@ from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
-from hitsend.serve.usage.metrics import Metrics, Observer
+from hitsend.serve.usage.figures import Observer
+from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import EngineCounts
 from hitsend.settings import EngineSettings, Settings
 

@@ -20,7 +20,7 @@ from hitsend.serve.access.quota import Ask
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
 from hitsend.serve.pipeline import Stages, constrain, count_handed_over, hand_over, longest_answer
-from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 
 KEPT_REQUESTS = 64

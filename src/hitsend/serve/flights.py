@@ -5,17 +5,27 @@ answers about open and closed requests alike. Always true: a flight is closed on
 open flight can be looked at any time. Next: `api/`.
 """
 
+import logging
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
+from hitsend.core.errors import LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
-from hitsend.serve.usage import metrics as counted
-from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.serve.usage import figures as counted
+from hitsend.serve.usage.figures import RequestFigures
+from hitsend.serve.usage.objectives import outcome
 from hitsend.serve.usage.records import RecordStore, RecordSummary
-from hitsend.settings import RecordSettings
+from hitsend.settings import RecordSettings, SloSettings
+
+_log = logging.getLogger("hitsend.request")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+"""W3C Trace Context, version 00."""
 
 UNSERVED = "none"
 """The model label of requests that named no served model: what a client typed never becomes a label."""
@@ -25,25 +35,51 @@ Observer = Callable[[RequestFigures], None]
 """Who else wants to know what every ended request did."""
 
 
+class Traces(Protocol):
+    """Who makes spans of requests: `usage/tracing.py`, where the settings ask for it."""
+
+    def begin(self, flight: Flight, traceparent: str | None) -> str:
+        """It has arrived; returns what to hand on."""
+        ...
+
+    def end(self, flight: Flight) -> None:
+        """It is closed."""
+        ...
+
+
 class Flights:
     """Open flights by request id, in front of the store of closed ones."""
 
     def __init__(
-        self, store: RecordStore, metrics: counted.Observer, clock: Clock, settings: RecordSettings, also: Observer
+        self,
+        store: RecordStore,
+        metrics: counted.Observer,
+        clock: Clock,
+        settings: RecordSettings,
+        also: Observer,
+        *,
+        objectives: SloSettings,
+        traces: Traces | None = None,
     ) -> None:
         self._store = store
         self._metrics = metrics
         self._clock = clock
         self._settings = settings
         self._also = also
+        self._objectives = objectives
+        self._traces = traces
         self._open: dict[str, Flight] = {}
 
-    def open(self, request_id: str, principal: Principal) -> Flight:
-        """Begin a record."""
+    def open(self, request_id: str, principal: Principal, traceparent: str | None = None) -> Flight:
+        """Begin a record. A good `traceparent` is handed on, as it is where nobody traces here."""
         settings = self._settings
         flight = Flight(request_id, self._clock, keep_text=settings.text, max_steps=settings.max_steps)
         flight.principal = principal
         self._open[request_id] = flight
+        if self._traces is not None:
+            flight.traceparent = self._traces.begin(flight, traceparent)
+        elif traceparent is not None and _TRACEPARENT.fullmatch(traceparent):
+            flight.traceparent = traceparent
         return flight
 
     def close(self, flight: Flight) -> None:
@@ -52,8 +88,13 @@ class Flights:
         self._open.pop(flight.request_id, None)
         self._store.put(summary(flight), flight.encode())
         ended = figures(flight)
+        ended = msgspec.structs.replace(ended, outcome=outcome(ended, self._objectives))
         self._metrics.observe_request(ended)
         self._also(ended)
+        if self._traces is not None:
+            self._traces.end(flight)
+        if _log.isEnabledFor(logging.INFO):
+            _log.info(*_line(ended, flight), extra={"request": _entry(ended, flight)})
 
     @property
     def num_open(self) -> int:
@@ -107,6 +148,7 @@ def figures(flight: Flight) -> RequestFigures:
         wall_s=flight.wall_ms / 1000.0,
         queue_s=spent["wait"] / 1000.0 if has_queued else None,
         prefill_s=(spent["prefill_own"] + spent["prefill_shared"]) / 1000.0 if first is not None else None,
+        decode_s=(spent["decode_own"] + spent["decode_shared"]) / 1000.0 or None,
         ttft_s=None if first is None else first - flight.received_at,
         tpot_s=sum(gaps) / len(gaps) if gaps else None,
         gaps_s=tuple(gaps),
@@ -116,7 +158,41 @@ def figures(flight: Flight) -> RequestFigures:
         prompt_tokens=flight.usage.prompt_tokens,
         completion_tokens=flight.usage.completion_tokens,
         cached_tokens=flight.usage.cached_tokens,
+        reasoning_tokens=flight.usage.reasoning_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
         has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
+        request_id=flight.request_id,
+        refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
+    )
+
+
+def _entry(ended: RequestFigures, flight: Flight) -> dict[str, Any]:
+    """The log's line in parts. No text of the request, no key: who called by name."""
+    return {
+        "request_id": flight.request_id,
+        "trace_id": flight.traceparent[3:35] if flight.traceparent else None,
+        "caller": flight.principal.name,
+        "model": flight.model,
+        "engine": flight.engine,
+        "state": str(flight.state),
+        "finish_reason": flight.finish_reason,
+        "error": ended.error_code,
+        "wall_ms": round(ended.wall_s * 1000.0, 1),
+        "ttft_ms": None if ended.ttft_s is None else round(ended.ttft_s * 1000.0, 1),
+        "prompt_tokens": ended.prompt_tokens,
+        "cached_tokens": ended.cached_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "cost_microusd": ended.cost_microusd,
+    }
+
+
+def _line(ended: RequestFigures, flight: Flight) -> tuple[Any, ...]:
+    """The same for a person: a format and its values."""
+    how = ended.error_code or flight.finish_reason or str(flight.state)
+    first = "-" if ended.ttft_s is None else f"{ended.ttft_s * 1000.0:.0f} ms"
+    return (
+        "%s %s %s: %s, %.0f ms (first token %s), %d + %d tokens, %d micro-USD",
+        *(flight.request_id, flight.principal.name, flight.model or UNSERVED, how, ended.wall_s * 1000.0, first),
+        *(ended.prompt_tokens, ended.completion_tokens, ended.cost_microusd),
     )

@@ -171,7 +171,7 @@ class Hub:
     async def _totals(self, gateway: int, asked: AskTotals) -> None:
         found = await self._ask(tuple(self._children), AskFigures)
         figures = tuple(each for each in found if isinstance(each, Figures))
-        body = self._render(figures) if asked.wants_metrics else None
+        body = self._render(figures, asked) if asked.metrics is not None else None
         self.tell(
             gateway,
             Totals(
@@ -185,13 +185,14 @@ class Hub:
             ),
         )
 
-    def _render(self, figures: tuple[Figures, ...]) -> bytes:
+    def _render(self, figures: tuple[Figures, ...], asked: AskTotals) -> bytes:
         self._metrics.set_engine(self.engine.state())
         for each in figures:
             self._dropped[each.pid] = each.records_dropped  # of ended ones too: a counter never falls
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
-        return self._metrics.render()
+        self._metrics.set_quota(self._quota.health())
+        return self._metrics.render(is_openmetrics=asked.metrics == "openmetrics")
 
     async def _record(self, gateway: int, asked: AskRecord) -> None:
         others = tuple(other for other in self._children if other != gateway)

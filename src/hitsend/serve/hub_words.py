@@ -5,12 +5,12 @@ struct is tagged and typed, no pickle anywhere; the engine's and the quota's wor
 `engine/shared_embedder.py`, `access/shared.py`) and pass through here unread. Next: `hub.py`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from hitsend.serve.engine.protocol import EngineState
-from hitsend.serve.usage.metrics import RequestFigures
+from hitsend.serve.usage.figures import RequestFigures
 from hitsend.settings import Settings
 
 ENGINE, QUOTA, EMBEDDER, HOUSE = b"e", b"q", b"m", b"h"
@@ -80,10 +80,10 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 class AskTotals(msgspec.Struct, frozen=True, tag="ask_totals"):
-    """Answered by `Totals`."""
+    """Answered by `Totals`. `metrics`: in which form they are wanted, None: not at all."""
 
     number: int
-    wants_metrics: bool
+    metrics: Literal["metrics", "openmetrics"] | None
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):

@@ -43,7 +43,8 @@ from hitsend.serve.hub_words import (
     encode,
     to_gateway,
 )
-from hitsend.serve.usage.metrics import CONTENT_TYPE, RequestFigures
+from hitsend.serve.usage.figures import RequestFigures
+from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE
 
 
 class Answers(Protocol):
@@ -118,7 +119,7 @@ class Link:
 
     async def gather(self, what: GatherFor) -> None:
         """See `Services.gather`. Raises StorageFailed when the supervisor is gone."""
-        answer = await self._ask(AskTotals(next(self._numbers), what == "metrics"))
+        answer = await self._ask(AskTotals(next(self._numbers), None if what == "state" else what))
         if isinstance(answer, Totals):
             self._totals = answer
 
@@ -137,9 +138,10 @@ class Link:
         shown |= {"embedder": totals.embedder} if totals.embedder is not None else {}
         return own | shown | {"engine": own["engine"] | engine}
 
-    def metrics(self) -> tuple[str, bytes]:
+    def metrics(self, is_openmetrics: bool) -> tuple[str, bytes]:  # noqa: FBT001  # as `Services.render_metrics`
         """The body of `/metrics`, as of the last `gather`."""
-        return CONTENT_TYPE, (self._totals.metrics if self._totals is not None else None) or b""
+        body = self._totals.metrics if self._totals is not None else None
+        return OPENMETRICS_TYPE if is_openmetrics else CONTENT_TYPE, body or b""
 
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that another process has."""

@@ -1,8 +1,8 @@
 """Logs on stderr, for people or for machines.
 
 Enters: the `log` settings. Leaves: a configured root logger. Always true: one line per message, also with a traceback
-in JSON; what is logged can't forge a second entry, nor command a terminal: control characters are written as escapes.
-Next: `app.py`.
+in JSON; one message per request (`flights.py`), which in JSON has its parts as fields of `request`; what is logged
+can't forge a second entry, nor command a terminal: control characters are written as escapes. Next: `app.py`.
 """
 
 import json
@@ -25,6 +25,8 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if (request := getattr(record, "request", None)) is not None:
+            entry["request"] = request
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry)
@@ -49,6 +51,7 @@ def set_up_logs(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
+    logging.getLogger("hitsend.request").setLevel(logging.INFO if settings.requests else logging.WARNING)
     # Its own lines about starting and stopping say nothing that ours do not, and a warning for each stranger who sends
     # bytes that are no HTTP would let strangers fill the disk.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

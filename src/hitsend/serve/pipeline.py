@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
@@ -67,6 +69,7 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     engine = _route(request, flight, stages)
     if engine.takes == "messages":
         job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
+        job = msgspec.structs.replace(job, traceparent=flight.traceparent)
         flight.record(fitted)
     else:
         request = suited(request, stages.text.facts, stages.formats)

@@ -13,7 +13,7 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.pipeline import Stages
 from hitsend.serve.stores import Stores
-from hitsend.serve.usage.metrics import CONTENT_TYPE, Metrics
+from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
 from hitsend.settings import Settings
 
 
@@ -87,11 +87,11 @@ class Watch:
                 fault = "the engine or the text process is restarting"
         return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
 
-    def render_metrics(self) -> tuple[str, bytes]:
-        """The body of `/metrics`, with the figures of this moment."""
+    def render_metrics(self, is_openmetrics: bool) -> tuple[str, bytes]:  # noqa: FBT001  # as `Services.render_metrics`
+        """The body of `/metrics` and its type, with the figures of this moment."""
         for name, engine in self._engines().items():
             self.metrics.set_engine(engine.state(), name)
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())
-        return CONTENT_TYPE, self.metrics.render()
+        return OPENMETRICS_TYPE if is_openmetrics else CONTENT_TYPE, self.metrics.render(is_openmetrics=is_openmetrics)

@@ -184,19 +184,19 @@ def error_of(refusal: Refusal, left: RateWindows, input_param: str = "messages")
     level, name = refusal.level, refusal.limit
     if refusal.retry_after_us is None:
         return never(refusal, input_param)
-    wait_s = refusal.retry_after_us / 1_000_000
+    wait_s, by = refusal.retry_after_us / 1_000_000, (level.kind, name)
     soon = f"in {-(-refusal.retry_after_us // 1000) / 1000:g} s"
     what = f"{name} of {level.title} is {_shown(name, refusal.value)}"
     left_asked = f"{_shown(name, refusal.left)} left, {_shown(name, refusal.asked)} asked"
     if name in ("usd_per_day", "usd_per_month"):
         when = "when running requests have ended" if refusal.retry_after_us == HINT_US else soon
         text = f"budget reached: {what}, {left_asked}; try again {when}"
-        return InsufficientQuota(text, retry_after_s=wait_s, windows=left)
+        return InsufficientQuota(text, retry_after_s=wait_s, windows=left, refused_by=by)
     if name == "parallel_requests":
         text = f"too many requests at once: {what}, all are running; try again when one has ended"
     else:
         text = f"rate limit reached: {what}, {left_asked}; try again {soon}"
-    return RateLimitExceeded(text, retry_after_s=wait_s, windows=left)
+    return RateLimitExceeded(text, retry_after_s=wait_s, windows=left, refused_by=by)
 
 
 def never(refusal: Refusal, param: str) -> InvalidRequest:

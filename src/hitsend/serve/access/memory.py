@@ -13,7 +13,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.limits import Level, RateWindows
 from hitsend.serve.access.book import Book, Key
 from hitsend.serve.access.limits import Moment, day_text, first_of_month
-from hitsend.serve.access.quota import Ask, QuotaHealth, Spent, Used
+from hitsend.serve.access.quota import Ask, BudgetUse, QuotaHealth, Spent, Used
 
 
 class MemoryQuota:
@@ -24,6 +24,7 @@ class MemoryQuota:
         self._spent = spent
         self._book = Book()
         self._seeding: dict[Key, asyncio.Task[None]] = {}
+        self._everybody: Level | None = None
 
     @property
     def num_open(self) -> int:
@@ -38,6 +39,8 @@ class MemoryQuota:
     async def reserve(self, ask: Ask) -> RateWindows:
         """Take it, on every level at once."""
         await self._seed(ask.levels)
+        if ask.levels and ask.levels[0].kind == "global":
+            self._everybody = ask.levels[0]
         return self._book.reserve(ask, self._moment())
 
     async def settle(self, request_id: str, used: Used) -> None:
@@ -55,7 +58,22 @@ class MemoryQuota:
 
     def health(self) -> QuotaHealth:
         """There is nothing that could be away."""
-        return QuotaHealth()
+        level = self._everybody
+        counters = None if level is None else self._book.counters(level)
+        if level is None or counters is None:
+            return QuotaHealth()
+        counters.advance(self._moment())
+        spent = {
+            "day": (level.limits.usd_per_day_microusd, counters.spent_day),
+            "month": (level.limits.usd_per_month_microusd, counters.spent_month),
+        }
+        return QuotaHealth(
+            budgets=tuple(
+                BudgetUse(window, limit, used + counters.held)
+                for window, (limit, used) in spent.items()
+                if limit is not None
+            )
+        )
 
     def _moment(self) -> Moment:
         return Moment(round(self._clock.now() * 1_000_000), round(self._clock.wall() * 1_000_000))

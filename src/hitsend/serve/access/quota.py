@@ -36,14 +36,24 @@ class Used(msgspec.Struct, frozen=True):
     requests: int = 1
 
 
+class BudgetUse(msgspec.Struct, frozen=True):
+    """What everybody together may spend in this UTC day or month, and what is spent and held of it."""
+
+    window: str
+    limit_microusd: int
+    used_microusd: int
+
+
 class QuotaHealth(msgspec.Struct, frozen=True):
     """Whether limits are counted where they should be. Totals since the start: `num_unchecked` requests were counted in
-    this process only, `num_refused` not served, because the shared server was away."""
+    this process only, `num_refused` not served, because the shared server was away. `budgets`: those for everybody,
+    where they are counted in this process and a request has come since the start."""
 
     is_up: bool = True
     num_outages: int = 0
     num_unchecked: int = 0
     num_refused: int = 0
+    budgets: tuple[BudgetUse, ...] = ()
 
 
 class Quota(Protocol):

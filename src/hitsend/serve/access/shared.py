@@ -58,6 +58,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     param: str | None
     retry_after_s: float | None
     windows: RateWindows | None
+    refused_by: tuple[str, str] | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -213,12 +214,12 @@ def _gone() -> StorageFailed:
 
 
 def _refusal(number: int, error: ServeError) -> Refusal:
-    windows = error.windows if isinstance(error, LimitError) else None
-    return Refusal(number, error.code, error.message, error.param, error.retry_after_s, windows)
+    windows, by = (error.windows, error.refused_by) if isinstance(error, LimitError) else (None, None)
+    return Refusal(number, error.code, error.message, error.param, error.retry_after_s, windows, by)
 
 
 def _error_of(refusal: Refusal) -> ServeError:
     error = from_code(refusal.code, refusal.message, param=refusal.param, retry_after_s=refusal.retry_after_s)
     if isinstance(error, LimitError):
-        error.windows = refusal.windows
+        error.windows, error.refused_by = refusal.windows, refusal.refused_by
     return error

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from hitsend.core.errors import InvalidRequest, NotFound
+from hitsend.inspect.explain import explain
 from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.policy import sees_all
@@ -79,10 +80,20 @@ async def requests(exchange: Exchange) -> None:
 
 async def request(exchange: Exchange) -> None:
     """One flight record. Raises NotFound."""
+    await exchange.answer(200, await _record(exchange), [(b"content-type", b"application/json")])
+
+
+async def _record(exchange: Exchange) -> bytes:
     record = await exchange.services.records.get(exchange.param)
     if record is None or not (sees_all(exchange.principal) or _owner(record) == exchange.principal.key_id):
         raise NotFound("no record of that request")
-    await exchange.answer(200, record, [(b"content-type", b"application/json")])
+    return record
+
+
+async def explanation(exchange: Exchange) -> None:
+    """Where one request's time and money went, and what would have changed it. Raises NotFound."""
+    record = msgspec.json.decode(await _record(exchange))
+    await exchange.answer_json(explain(record))
 
 
 async def state(exchange: Exchange) -> None:
@@ -111,9 +122,10 @@ def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
 
 
 async def metrics(exchange: Exchange) -> None:
-    """Prometheus' text."""
-    await exchange.services.gather("metrics")
-    content_type, body = exchange.services.render_metrics()
+    """Prometheus' text; with exemplars for whoever accepts OpenMetrics."""
+    is_openmetrics = b"application/openmetrics-text" in exchange.headers.get(b"accept", b"")
+    await exchange.services.gather("openmetrics" if is_openmetrics else "metrics")
+    content_type, body = exchange.services.render_metrics(is_openmetrics)
     await exchange.answer(200, body, [(b"content-type", content_type.encode())])
 
 

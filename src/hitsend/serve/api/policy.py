@@ -46,6 +46,7 @@ POLICIES: dict[str, Policy] = {
     "/inspect": "known",
     "/inspect/requests": "own",
     "/inspect/requests/{id}": "own",
+    "/inspect/requests/{id}/explain": "own",
     "/inspect/state": "watch",
     "/inspect/web/{id}": "known",
     "/metrics": "watch",

@@ -22,7 +22,9 @@ from hitsend.serve.stream.deliver import Delivery
 async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     """A flight record for the length of the block; an error in it is recorded and raised as one that can be shown."""
     services = exchange.services
-    flight = exchange.flight = services.flights.open(exchange.request_id, exchange.principal)
+    flight = exchange.flight = services.flights.open(
+        exchange.request_id, exchange.principal, exchange.headers.get(b"traceparent", b"").decode("latin-1") or None
+    )
     try:
         _note_caller(exchange, flight)
         services.shed(exchange.principal.levels)

@@ -55,6 +55,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/docs": {"GET": inspect.docs},
     "/inspect": {"GET": inspect.page},
     "/inspect/requests": {"GET": inspect.requests},
+    "/inspect/requests/{id}/explain": {"GET": inspect.explanation},
     "/inspect/requests/{id}": {"GET": inspect.request},
     "/inspect/state": {"GET": inspect.state},
     "/inspect/web/{id}": {"GET": inspect.page_file},

@@ -23,7 +23,7 @@ from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
-GatherFor = Literal["state", "metrics"]
+GatherFor = Literal["state", "metrics", "openmetrics"]
 Answer = AsyncGenerator[Started | Delta | Completed, None]
 
 
@@ -43,8 +43,8 @@ class Authenticator(Protocol):
 class Flights(Protocol):
     """The flight records that are being written."""
 
-    def open(self, request_id: str, principal: Principal) -> Flight:
-        """Begin one. Its id is this request's alone."""
+    def open(self, request_id: str, principal: Principal, traceparent: str | None = None) -> Flight:
+        """Begin one. Its id is this request's alone; `traceparent` is what its client sent, good or not."""
         ...
 
     def close(self, flight: Flight) -> None:
@@ -185,7 +185,7 @@ class Services(msgspec.Struct, frozen=True):
     models: Callable[[], tuple[ServedModel, ...]]
     state: Callable[[], dict[str, Any]]
     health: Callable[[], Health]
-    render_metrics: Callable[[], tuple[str, bytes]]
+    render_metrics: Callable[[bool], tuple[str, bytes]]
     observe_http: Callable[[str, int, float], None]
     page: dict[str, PageFile]
     embed: Callable[[EmbeddingRequest, Flight], Awaitable[Embedded]]

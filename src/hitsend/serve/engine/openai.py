@@ -241,7 +241,7 @@ class OpenAIGeneration:
             status: int | None = None
             self._has_reached = True
             try:
-                answer = await self._engine.line.post("chat/completions", self._body)
+                answer = await self._engine.line.post("chat/completions", self._body, self._job.traceparent)
                 status = answer.status
                 refusal = await refusal_of(answer, self._engine.name)
             except LineFailed as failure:

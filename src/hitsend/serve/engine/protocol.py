@@ -36,7 +36,8 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier` and `tenant`: see `Submit`. With `more_prompts` it is split before it reaches an engine (see `several.py`).
+    `tier` and `tenant`: see `Submit`. `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts`
+    it is split before it reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class Job(msgspec.Struct, frozen=True):
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
+    traceparent: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -90,11 +90,13 @@ class UpstreamLine:
         while self._idle:
             self._idle.pop().close()
 
-    async def post(self, path: str, body: bytes) -> UpstreamAnswer:
+    async def post(self, path: str, body: bytes, traceparent: str | None = None) -> UpstreamAnswer:
         """Send, and wait for the answer's head. Raises LineFailed. Cancelling it closes the connection."""
         wire = self._kept() or await self._connect()
         try:
-            await wire.post(f"POST {self._path}/{path} HTTP/1.1\r\n{self._head}{len(body)}\r\n\r\n".encode() + body)
+            trace = "" if traceparent is None else f"\r\ntraceparent: {traceparent}"
+            head = f"POST {self._path}/{path} HTTP/1.1\r\n{self._head}{len(body)}{trace}\r\n\r\n"
+            await wire.post(head.encode() + body)
         except BaseException:
             wire.close()
             raise

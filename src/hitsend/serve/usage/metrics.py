@@ -3,18 +3,25 @@
 Enters: figures of finished requests, HTTP answers, steps and the engine's state. Leaves: the text of `/metrics`. Always
 true: a registry of its own, nothing global; labels come from bounded sets (models beyond `MAX_MODELS` and routes beyond
 `MAX_ROUTES` are counted as `other`); no label holds anything a client typed; counters never fall, also when a restarted
-engine counts from 0 again. `docs` of each name is its help text. Next: `serve/app.py`.
+engine counts from 0 again. Histograms of times remember, per bucket, the last request that fell into it (an exemplar):
+whoever scrapes OpenMetrics gets it. Each name's meaning is its help text; `docs/metrics.md` lists them.
+Next: `serve/app.py`.
 """
 
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.openmetrics import exposition as openmetrics
 
-from hitsend.core.drafts import MAX_DRAFT, Drafted
+from hitsend.core.drafts import MAX_DRAFT
+from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
+MAX_EXEMPLAR_CHARS = 128 - len("request_id")
+"""OpenMetrics allows 128 for an exemplar's names and values together."""
 MAX_MODELS = 64
 MAX_ROUTES = 64
 
@@ -25,98 +32,6 @@ WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.
 WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0)
 """A whole request."""
 HTTP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-
-
-class RequestFigures(msgspec.Struct, frozen=True):
-    """One ended request. Times in seconds, None where it never got so far.
-
-    `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
-    the times between following tokens of one choice. `error_code` is a ServeError's. `has_row`: it has a ledger row.
-    """
-
-    model: str
-    wall_s: float
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    gaps_s: tuple[float, ...] = ()
-    finish_reasons: tuple[str, ...] = ()
-    error_code: str | None = None
-    cancelled_during: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    discarded_tokens: int = 0
-    cost_microusd: int = 0
-    has_row: bool = False
-
-
-class StepCounts(Protocol):
-    """What `observe_step` reads: the fields of an engine's `StepFigures`."""
-
-    @property
-    def prefill_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def decode_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def output_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def step_s(self) -> float: ...  # noqa: D102
-    @property
-    def decode_s(self) -> float: ...  # noqa: D102
-    @property
-    def drafts(self) -> tuple[Drafted, ...]: ...  # noqa: D102
-
-
-class EngineFigures(Protocol):
-    """What `set_engine` reads: the fields of an engine's `EngineState`."""
-
-    @property
-    def is_ready(self) -> bool: ...  # noqa: D102  # the names are explained where EngineState is
-    @property
-    def restarts(self) -> int: ...  # noqa: D102
-    @property
-    def running(self) -> int: ...  # noqa: D102
-    @property
-    def waiting(self) -> int: ...  # noqa: D102
-    @property
-    def cells_total(self) -> int: ...  # noqa: D102
-    @property
-    def cells_used(self) -> int: ...  # noqa: D102
-    @property
-    def slots_total(self) -> int: ...  # noqa: D102
-    @property
-    def slots_used(self) -> int: ...  # noqa: D102
-    @property
-    def preemptions_total(self) -> int: ...  # noqa: D102
-    @property
-    def progress_age_s(self) -> float: ...  # noqa: D102
-
-
-class QuotaFigures(Protocol):
-    """What is read of the limits' health."""
-
-    @property
-    def is_up(self) -> bool: ...  # noqa: D102
-    @property
-    def num_outages(self) -> int: ...  # noqa: D102
-    @property
-    def num_unchecked(self) -> int: ...  # noqa: D102
-    @property
-    def num_refused(self) -> int: ...  # noqa: D102
-
-
-class Observer(Protocol):
-    """Who counts what requests did: `Metrics`, or the way to the process that has them."""
-
-    def observe_request(self, figures: RequestFigures) -> None:
-        """Count a request that has ended. Call once per request."""
-        ...
-
-    def observe_http(self, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
-        ...
 
 
 class _Bounded:
@@ -141,12 +56,14 @@ class _ModelSeries(NamedTuple):
     request_s: Histogram
     queue_s: Histogram
     prefill_s: Histogram
+    decode_s: Histogram
     ttft_s: Histogram
     tpot_s: Histogram
     itl_s: Histogram
     prompt: Counter
     completion: Counter
     cached: Counter
+    reasoning: Counter
     discarded: Counter
     cost: Counter
     settled: Counter
@@ -172,26 +89,33 @@ class Metrics:
         series = self._series.get(model)
         if series is None:
             series = self._series[model] = self._of_model(model)
-        series.request_s.observe(figures.wall_s)
+        shown = _exemplar(figures.request_id)
         for histogram, seconds in (
+            (series.request_s, figures.wall_s),
             (series.queue_s, figures.queue_s),
             (series.prefill_s, figures.prefill_s),
+            (series.decode_s, figures.decode_s),
             (series.ttft_s, figures.ttft_s),
             (series.tpot_s, figures.tpot_s),
         ):
             if seconds is not None:
-                histogram.observe(seconds)
+                histogram.observe(seconds, shown)
         for gap in figures.gaps_s:
             series.itl_s.observe(gap)
         for reason in figures.finish_reasons:
             self._finished.labels(model, reason).inc()
         if figures.error_code is not None:
             self._errors.labels(figures.error_code).inc()
+        if figures.outcome is not None:
+            self._judged.labels(model, figures.outcome).inc()
+        if figures.refused_by is not None:
+            self._refused.labels(*figures.refused_by).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
         series.prompt.inc(figures.prompt_tokens)
         series.completion.inc(figures.completion_tokens)
         series.cached.inc(figures.cached_tokens)
+        series.reasoning.inc(figures.reasoning_tokens)
         series.discarded.inc(figures.discarded_tokens)
         series.cost.inc(figures.cost_microusd)
         series.settled.inc(figures.has_row)
@@ -245,12 +169,16 @@ class Metrics:
         """Take over whether the limits' server answers, and what its outages have led to (before each scrape)."""
         self._quota_up.set(1 if health.is_up else 0)
         self._catch_up(self._quota_outages, ("quota_outages", ""), health.num_outages)
+        for budget in health.budgets:
+            self._budget_limit.labels(budget.window).set(budget.limit_microusd)
+            self._budget_used.labels(budget.window).set(budget.used_microusd)
         for outcome, total in (("unchecked", health.num_unchecked), ("refused", health.num_refused)):
             self._catch_up(self._quota_away.labels(outcome), ("quota_away", outcome), total)
 
-    def render(self) -> bytes:
-        """The exposition text; its content type is `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+    def render(self, *, is_openmetrics: bool = False) -> bytes:
+        """The exposition text, of `CONTENT_TYPE`; or, with exemplars, of `OPENMETRICS_TYPE`."""
+        write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest if is_openmetrics else generate_latest
+        return write(self._registry)
 
     def counted(self) -> dict[str, int]:
         """What was counted so far over all models, by the names of the ledger's columns; and the embedded engine's
@@ -272,12 +200,14 @@ class Metrics:
             request_s=self._request_s.labels(model),
             queue_s=self._queue_s.labels(model),
             prefill_s=self._prefill_s.labels(model),
+            decode_s=self._decode_s.labels(model),
             ttft_s=self._ttft_s.labels(model),
             tpot_s=self._tpot_s.labels(model),
             itl_s=self._itl_s.labels(model),
             prompt=self._tokens.labels(model, "prompt"),
             completion=self._tokens.labels(model, "completion"),
             cached=self._cached.labels(model),
+            reasoning=self._reasoning.labels(model),
             discarded=self._discarded.labels(model),
             cost=self._cost.labels(model),
             settled=self._settled.labels(model),
@@ -301,17 +231,23 @@ class Metrics:
         )
         self._queue_s = self._histogram("hitsend_queue_seconds", "Waiting for cells and a slot.", WAIT_S)
         self._prefill_s = self._histogram("hitsend_prefill_seconds", "Computing the prompt.", WAIT_S)
+        self._decode_s = self._histogram("hitsend_decode_seconds", "From the first token to the last one.", WHOLE_S)
         self._request_s = self._histogram("hitsend_request_seconds", "From arrival to the last byte.", WHOLE_S)
         self._http_s = self._histogram("hitsend_http_seconds", "HTTP answers, by route.", HTTP_S, label="route")
 
     def _define_requests(self) -> None:
         self._finished = self._counter("hitsend_choices_finished", "Choices by finish reason.", "model", "reason")
         self._errors = self._counter("hitsend_request_errors", "Requests that ended in an error, by code.", "code")
+        self._judged = self._counter(
+            "hitsend_requests_judged", "Requests by objective: good, or the first that was missed.", "model", "outcome"
+        )
+        self._refused = self._counter("hitsend_limit_refusals", "Refusals by level and limit.", "level", "limit")
         self._cancelled = self._counter(
             "hitsend_requests_cancelled", "Requests cancelled, by the state they were in.", "during"
         )
         self._tokens = self._counter("hitsend_tokens_billed", "Tokens in ledger rows.", "model", "kind")
         self._cached = self._counter("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
+        self._reasoning = self._counter("hitsend_tokens_reasoning", "Completion tokens that were thoughts.", "model")
         self._discarded = self._counter("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
         self._cost = self._counter("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
         self._settled = self._counter("hitsend_requests_settled", "Requests that ended in a ledger row.", "model")
@@ -319,6 +255,13 @@ class Metrics:
         self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
         self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
         self._quota_up = Gauge("hitsend_quota_up", "1 when the limits' server answers.", registry=self._registry)
+        self._budget_limit, self._budget_used = (
+            Gauge(f"hitsend_budget_{what}_microusd", text, ["window"], registry=self._registry)
+            for what, text in (
+                ("limit", "What everybody together may spend per UTC day or month, in millionths of a USD."),
+                ("used", "What is spent and held of it."),
+            )
+        )
         self._quota_outages = self._counter("hitsend_quota_outages", "Times that the limits' server went away.")
         self._quota_away = self._counter(
             "hitsend_quota_away_requests", "Requests while the limits' server was away, by outcome.", "outcome"
@@ -356,6 +299,12 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, ["engine"], registry=self._registry)
+
+
+def _exemplar(request_id: str | None) -> dict[str, str] | None:
+    if request_id is None or len(request_id) > MAX_EXEMPLAR_CHARS:
+        return None
+    return {"request_id": request_id}
 
 
 def _total(counter: Counter, **labels: str) -> int:
