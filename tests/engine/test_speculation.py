@@ -89,7 +89,7 @@ def test_answers_are_the_same_with_drafts_and_without(model_path: str) -> None:
         assert sum(draft.accepted for draft in drafts) > 20
         assert any(draft.accepted < draft.proposed for draft in drafts)
         own = LlamaDecoder(decoder.model, decoder.plan, SystemClock(), step_tokens=512, num_threads=2, is_unified=False)
-        said, drafts, steps = answers(decoder, eager(Instant(own, SystemClock())))
+        said, drafts, steps = answers(decoder, eager(Instant(own, SystemClock(), 0.01)))
         own.close()
         assert said == plain
         assert steps < 0.7 * plain_steps

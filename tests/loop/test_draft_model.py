@@ -7,6 +7,7 @@ import numpy as np
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.draft_model import CATCH_UP, DraftModel
 from hitsend.serve.loop.messages import StepReport
+from hitsend.serve.loop.verify import Speculator
 from hitsend.testing import FakeClock, FakeDecoder
 from tests.loop.driven import submit
 from tests.loop.test_verify import VOCAB, draw_job, draw_sizes, driven, eager, likely_to_go_on, play, said
@@ -42,7 +43,7 @@ def drafts_of(run):
 
 def test_a_model_that_is_its_own_draft_is_always_right():
     plain, sizes = driven(logits_of=likely_to_go_on, end_token_ids=ENDLESS), {"logits_of": likely_to_go_on}
-    run = driven(eager(Instant(second(sizes), FakeClock())), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
+    run = driven(eager(Instant(second(sizes), FakeClock(), 0.001)), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
     for which in (plain, run):
         which.handle(submit("a", 20, max_tokens=50, temperature=0.0))
         which.run()
@@ -60,7 +61,8 @@ def test_a_worse_model_is_followed_as_far_as_it_is_right():
         sizes = draw_sizes(rng) | {"logits_of": likely_to_go_on}
         plain = play(driven(**sizes), jobs)
         run, disturbed = (
-            driven(eager(Instant(second(sizes, logits_of=wrong_at_times), FakeClock())), **sizes) for _ in range(2)
+            driven(eager(Instant(second(sizes, logits_of=wrong_at_times), FakeClock(), 0.001)), **sizes)
+            for _ in range(2)
         )
         assert said(play(run, jobs)) == said(plain)
         play(disturbed, jobs, rng)
@@ -73,7 +75,7 @@ def test_a_worse_model_is_followed_as_far_as_it_is_right():
 
 def test_its_slots_are_those_of_running_sequences():
     drafting = second({"logits_of": likely_to_go_on})
-    run = driven(eager(Instant(drafting, FakeClock())), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
+    run = driven(eager(Instant(drafting, FakeClock(), 0.001)), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
     for wave in range(3):
         for number in range(6):
             run.handle(submit(wave * 10 + number, 6, max_tokens=10 + number, temperature=0.0))
@@ -88,7 +90,7 @@ def test_a_long_prompt_is_caught_up_with_in_chunks():
     sizes = {"num_slots": 1, "cells_per_slot": 2000, "logits_of": lambda tokens: table[tokens[-1]]}
     table = np.random.Generator(np.random.PCG64(1)).standard_normal((VOCAB, VOCAB), dtype=np.float32)
     drafting = second(sizes)
-    run = driven(eager(Instant(drafting, FakeClock())), end_token_ids=ENDLESS, **sizes)
+    run = driven(eager(Instant(drafting, FakeClock(), 0.001)), end_token_ids=ENDLESS, **sizes)
     run.handle(submit("a", 900, max_tokens=60, temperature=0.0))
     run.run()
     assert max(len(batch.token_ids) for batch in drafting.batches) <= CATCH_UP
@@ -103,7 +105,7 @@ def test_its_failures_cost_drafts_only():
         fails=lambda _: DecoderFailed("no", is_fatal=False) if fickle.random() < 0.2 else None,
     )
     plain = driven(logits_of=likely_to_go_on, end_token_ids=ENDLESS)
-    run = driven(eager(Instant(drafting, FakeClock())), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
+    run = driven(eager(Instant(drafting, FakeClock(), 0.001)), logits_of=likely_to_go_on, end_token_ids=ENDLESS)
     for which in (plain, run):
         which.handle(*(submit(number, 6, max_tokens=40) for number in range(4)))
         which.run()
@@ -120,9 +122,30 @@ def test_a_bad_one_is_left_alone_for_a_while():
         def seconds(self, count, length):
             return 0.4 * length
 
-    run = driven(eager(Dear(never, FakeClock())), logits_of=likely_to_go_on, end_token_ids=ENDLESS, cells_per_slot=400)
+    run = driven(
+        eager(Dear(never, FakeClock(), 0.001)), logits_of=likely_to_go_on, end_token_ids=ENDLESS, cells_per_slot=400
+    )
     for which in (plain, run):
         which.handle(submit("a", 6, max_tokens=300, temperature=0.0))
         which.run()
     assert said(run) == said(plain)
     assert 1 <= len(drafts_of(run)) < 60
+
+
+def test_its_time_counts():
+    """A second model of a tenth of the first one's time is used, one of ten times its time isn't."""
+    plain = driven(logits_of=likely_to_go_on, end_token_ids=ENDLESS)
+    plain.handle(submit("a", 6, max_tokens=60, temperature=0.0))
+    plain.run()
+    counts = []
+    for step_s in (0.001, 0.1):
+        clock = FakeClock()
+        drafting = second({"logits_of": likely_to_go_on}, clock=clock, step_s=step_s)
+        speculator = Speculator(DraftModel(drafting, clock, step_s))
+        run = driven(speculator, logits_of=likely_to_go_on, end_token_ids=ENDLESS)
+        run.handle(submit("a", 6, max_tokens=60, temperature=0.0))
+        run.run()
+        assert said(run) == said(plain)
+        counts.append(len(drafts_of(run)))
+    assert counts[0] > 3
+    assert counts[1] == 0

@@ -77,7 +77,7 @@ def measured(decoder: LlamaDecoder, clock: Clock) -> KnownCosts:
     one, more = fastest.values()
     share = (more / one - 1) / _TRIED if one > 0 else StepCosts.PRIOR
     nearest = min(_SHARES, key=lambda each: abs(each - share))
-    return KnownCosts(1 - nearest, nearest)
+    return KnownCosts((1 - nearest) * one, nearest * one)
 
 
 def speculator_for(
@@ -87,7 +87,8 @@ def speculator_for(
     if facts.speculation == "prompt_lookup":
         return Speculator(PromptLookup(), alone=measured(decoder, clock))
     if facts.speculation == "draft" and settings.draft_model is not None:
-        return Speculator(DraftModel(_draft_decoder(decoder, facts, settings, clock), clock))
+        drafting = _draft_decoder(decoder, facts, settings, clock)
+        return Speculator(DraftModel(drafting, clock, drafting.warm_up()))
     return None
 
 
@@ -108,7 +109,6 @@ def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSe
         num_threads=facts.num_threads,
         is_unified=settings.kv_mode == "unified",
     )
-    drafting.warm_up()
     if not can_go_back(drafting):
         raise ConfigError(f"engine.draft_model: {path} keeps one state per sequence and can't take tokens back")
     return drafting

@@ -53,12 +53,16 @@ class _Mirror:
 
 
 class DraftModel:
-    """See `verify.Proposer`. `decoder` is the second model, with as many slots and cells as the first."""
+    """See `verify.Proposer`. `decoder` is the second model, with as many slots and cells as the first.
 
-    def __init__(self, decoder: Decoder, clock: Clock) -> None:
+    `pass_s`: what it takes for one token, until its own passes say it better.
+    """
+
+    def __init__(self, decoder: Decoder, clock: Clock, pass_s: float) -> None:
         self._decoder = decoder
         self._clock = clock
         self._costs = StepCosts()
+        self._costs.observe(1, 1, pass_s)
         self._mirrors: dict[int, _Mirror] = {}
         self._free = list(range(decoder.num_slots))
 

@@ -184,6 +184,11 @@ class StepCosts:
         return self._call_s * calls + self._token_s * tokens
 
     @property
+    def is_known(self) -> bool:
+        """Whether anything was measured; until then, seconds are no seconds."""
+        return self._count > 0
+
+    @property
     def token_s(self) -> float:
         """What one more token in a pass costs."""
         return self._token_s
@@ -205,7 +210,9 @@ class StepCosts:
 
 
 class KnownCosts(StepCosts):
-    """Costs that stay as they are, so that what is decided by them can be decided again. Any unit will do."""
+    """Costs that stay as they are, so that what is decided by them can be decided again."""
+
+    is_known = True
 
     def __init__(self, call_s: float, token_s: float) -> None:
         super().__init__()

@@ -92,11 +92,11 @@ class Speculator:
             return shares
         sequences = [share.sequence for share in shares]
         chances = self.proposer.chances(sequences)
-        if not any(chances):
+        costs = self._costs if len(shares) > 1 else self._alone
+        if not costs.is_known or not any(chances):
             return shares
         cells = kv.num_free_cells
         most = [min(MAX_DRAFT, cells, num_tokens, _room(sequence, kv)) for sequence in sequences]
-        costs = self._costs if len(shares) > 1 else self._alone
         lengths = draft_lengths(chances, most, costs, self.proposer.seconds)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]
         longest = max(lengths)
