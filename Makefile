@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation bench-speculation postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation bench-speculation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -64,6 +64,9 @@ send: export HITSEND_Q = $(value Q)
 send: setup ## ask one question: make send Q="Why is the sky blue?"
 	@test -n "$$HITSEND_Q" || { echo 'what to send? make send Q="Why is the sky blue?"' >&2; exit 2; }
 	@$(BIN)/hitsend send "$$HITSEND_Q" $(ARGS)
+
+load: setup ## load the server on 127.0.0.1:8000, or one started for it (ARGS="--concurrency 1,8,32 --html load.html")
+	@$(BIN)/hitsend load $(ARGS)
 
 check: dev ## lint, format, types, import contracts, sizes, docs
 	@$(BIN)/ruff check .

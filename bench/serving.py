@@ -41,13 +41,13 @@ def bundled_gguf() -> str:
 
 @contextmanager
 def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
-    """llama-server, and the model name to ask it for."""
+    """llama-server, and the model name to ask it for: its first."""
     words = [sys.executable, "-m", "bench.llama_server", gguf, str(SLOTS), str(CONTEXT), str(threads)]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=null, text=True)
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip(), "any"
+        yield process.stdout.readline().strip(), ""
     finally:
         process.terminate()
         process.wait(20)
@@ -89,21 +89,26 @@ def _wait_ready(url: str) -> None:
 
 
 def measure(target: tuple[str, str], concurrency: int, requests: int, seed: int) -> dict[str, float]:
-    """One round against one server, driven from a process of its own."""
-    words = [sys.executable, "-m", "bench.client", *target]
-    words += [str(n) for n in (concurrency, requests, PROMPT_TOKENS, OUTPUT_TOKENS, seed)]
+    """One round against one server, by `hitsend load` in a process of its own."""
+    url, model = target
+    words = [sys.executable, "-m", "hitsend", "load", "--url", url, "--concurrency", str(concurrency), "--json"]
+    words += ["--requests", str(requests), "--input", str(PROMPT_TOKENS), "--output", str(OUTPUT_TOKENS)]
+    # llama-server learns of a client that left from its closed connection only
+    words += ["--seed", str(seed), "--warmup", "0", "--fresh-connections", "--timeout", "600"]
+    words += ["--model", model] if model else []
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=900)
     if ran.returncode:
-        raise SystemExit(f"the client failed against {target[0]}:\n{ran.stderr[-2000:]}")
-    result = json.loads(ran.stdout)
-    ttft = sorted(r["ttft_ms"] for r in result["requests"])
-    tpot = sorted(r["tpot_ms"] for r in result["requests"])
+        raise SystemExit(f"the client failed against {url}:\n{ran.stderr[-2000:]}")
+    found = json.loads(ran.stdout)
+    level = found["targets"][0]["levels"][0]
+    if level["errors"] or level["output_tokens_mean"] != OUTPUT_TOKENS:
+        raise SystemExit(f"{url} did not serve what was asked: {found['warnings']}")
     return {
-        "tokens_per_s": result["output_tokens"] / result["wall_s"],
-        "ttft_p50_ms": percentile(ttft, 0.50),
-        "ttft_p99_ms": percentile(ttft, 0.99),
-        "tpot_p50_ms": percentile(tpot, 0.50),
-        "tpot_p99_ms": percentile(tpot, 0.99),
+        "tokens_per_s": level["output_tokens_per_s"],
+        "ttft_p50_ms": level["ttft_ms"]["p50"],
+        "ttft_p99_ms": level["ttft_ms"]["p99"],
+        "tpot_p50_ms": level["tpot_ms"]["p50"],
+        "tpot_p99_ms": level["tpot_ms"]["p99"],
     }
 
 

@@ -1,0 +1,143 @@
+"""`hitsend load`: load any OpenAI-compatible server and say what it did.
+
+Enters: flags. Leaves: a summary in the terminal, or with `--json` one document; a CSV and a page where asked. Always
+true: progress and everything for the eye that isn't the result goes to stderr; Ctrl-C ends the test and shows what was
+measured so far, a second one ends the program; without `--url` and `--target`, and without a server at the default
+address, a server with the bundled model is started beside this process and stopped afterwards. Next: `load_flags.py`.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import typer
+import uvloop
+from rich.console import Console
+
+from hitsend.cli import CallFailed, options
+from hitsend.cli import load_flags as flags
+from hitsend.cli.client import Client
+from hitsend.cli.load_server import own_server
+from hitsend.cli.load_view import Bar, summary
+from hitsend.core.errors import ConfigError
+from hitsend.load.document import document
+from hitsend.load.page import page
+from hitsend.load.result import Run
+from hitsend.load.rows import write_rows
+from hitsend.load.run import run
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def load(
+    ctx: typer.Context,
+    url: options.Url = None,
+    key: options.Key = None,
+    model: flags.Model = None,
+    target: flags.Targets = None,
+    concurrency: flags.Concurrency = None,
+    rate: flags.Rate = None,
+    ramp: flags.RampTo = None,
+    replay: flags.Replay = None,
+    arrivals: flags.Arrivals = "poisson",
+    burst_size: flags.Burst = 8,
+    requests: flags.Requests = None,
+    duration: flags.Duration = None,
+    warmup: flags.Warmup = 2,
+    repeat: flags.Repeat = None,
+    workload: flags.Preset = None,
+    input: flags.Input = None,  # noqa: A002  # the flag's name
+    output: flags.Output = None,
+    system: flags.System = None,
+    turns: flags.Turns = None,
+    trace: flags.Trace = None,
+    endpoint: flags.EndpointName = "chat",
+    abort: flags.Abort = 0.0,
+    seed: flags.Seed = 0,
+    temperature: flags.Temperature = 0.0,
+    extra: flags.Extra = None,
+    think: flags.Think = 0.0,
+    timeout: flags.Timeout = 120.0,
+    slo_ttft: flags.SloTtft = None,
+    slo_tpot: flags.SloTpot = None,
+    slo_e2e: flags.SloE2e = None,
+    fresh_connections: flags.Fresh = False,
+    note: flags.Note = None,
+    as_json: options.Json = False,
+    csv: flags.Csv = None,
+    html: flags.Html = None,
+) -> None:
+    """Load any OpenAI-compatible server and measure it."""
+    typed = {name: value for name, value in locals().items() if name in flags.Given.__struct_fields__}
+    source = ctx.get_parameter_source("key")
+    is_key_typed = source is not None and source.name == "COMMANDLINE"
+    given = flags.Given(**typed | {"url": url or options.DEFAULT_URL, "is_key_typed": is_key_typed})
+    for flag, file in (("--csv", csv), ("--html", html)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ConfigError(f"flag {flag}={file}: there is no folder {file.absolute().parent}")
+    done = _run(given, starts_own=url is None and not target)
+    _write(done, note, as_json=as_json, csv=csv, html=html)
+    if done.is_interrupted:
+        raise typer.Exit(130)
+
+
+def _run(given: flags.Given, *, starts_own: bool) -> Run:
+    """On a loop of its own, which the first Ctrl-C cancels once."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_measure(given, starts_own=starts_own))
+
+
+async def _measure(given: flags.Given, *, starts_own: bool) -> Run:
+    plan = flags.make_plan(given)
+    async with AsyncExitStack() as stack:
+        if starts_own:
+            async with Client(given.url) as probe:
+                found = await probe.answers()
+            if not found:
+                url = await stack.enter_async_context(own_server())
+                plan = flags.make_plan(_at(given, url))
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.add_signal_handler(signal.SIGINT, _interrupt, loop, task)
+        bar = stack.enter_context(Bar())
+        try:
+            return await run(plan, bar)
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def _interrupt(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
+    """The first one ends the test; the second is Python's own."""
+    loop.remove_signal_handler(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    task.cancel()
+
+
+def _at(given: flags.Given, url: str) -> flags.Given:
+    """The same, at a server of our own, which wants no key."""
+    fields = {name: getattr(given, name) for name in given.__struct_fields__}
+    return flags.Given(**fields | {"url": url, "key": None})
+
+
+def _write(done: Run, note: str | None, *, as_json: bool, csv: Path | None, html: Path | None) -> None:
+    result = document(done, note=note)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        summary(done, result, Console(highlight=False))
+    try:
+        if csv is not None:
+            with csv.open("w", encoding="utf-8", newline="") as file:
+                write_rows(done, file)
+            print(f"wrote {csv}", file=sys.stderr)
+        if html is not None:
+            html.write_text(page(done, result), encoding="utf-8")
+            print(f"wrote {html}", file=sys.stderr)
+    except OSError as error:
+        raise CallFailed(f"{error.filename} can't be written: {error.strerror}") from error

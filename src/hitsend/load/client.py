@@ -1,0 +1,269 @@
+"""One target over HTTP: sends an `Ask`, times what comes back.
+
+Enters: an `Ask` and the instant at which it was to go out. Leaves: a `Sample`, whatever happens. Always true: instants
+are the client's, taken when the bytes are handed to this process; hanging up closes the connection, so that the server
+notices; redirects aren't followed, so a key goes to one address only; every request ends, by `timeout_s` at the latest.
+Next: `probe.py`.
+"""
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from hitsend.load.sample import Outcome, Sample
+from hitsend.load.sse import DONE, BadStream, Events, Piece, Usage, read_piece
+from hitsend.load.target import Target
+from hitsend.load.workload import Ask
+
+Clock = Callable[[], float]
+KEEP_TEXT = 1_000_000
+"""Characters of an answer that are kept; one that goes on is still counted."""
+MOST_ANSWER_BYTES = 16_000_000
+"""Of a list of models or of tokens."""
+IDLE_S = 2.0
+"""A connection that was idle for longer isn't used again: servers close theirs after some five seconds."""
+END_S = 1.0
+"""How long the end of a body may lag behind `[DONE]` before its connection is given up."""
+
+
+class Unreachable(Exception):
+    """No answer to a plain question; the text says why."""
+
+
+class Client:
+    """One target's connections. `now` is the clock in seconds; instants in samples are relative to `start_s`."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        timeout_s: float = 120.0,
+        keeps_connections: bool = True,
+        now: Clock = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.start_s = 0.0
+        self._now = now
+        self._timeout_s = timeout_s
+        self._headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
+        connector = (
+            aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            if keeps_connections
+            else aiohttp.TCPConnector(limit=0, force_close=True)
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=2**18,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    def body(self, ask: Ask) -> bytes:
+        """What goes out for it."""
+        target, dialect = self.target, self.target.dialect
+        fields: dict[str, Any] = {"model": target.model, "stream": True}
+        if dialect.gives_usage:
+            fields["stream_options"] = {"include_usage": True}
+        made = "max_tokens" not in ask.body and "max_completion_tokens" not in ask.body
+        if made and ask.output_tokens is not None:
+            fields[dialect.limit] = ask.output_tokens
+            if dialect.ignores_end:
+                fields["ignore_eos"] = True
+        if target.temperature is not None and "temperature" not in ask.body:
+            fields["temperature"] = target.temperature
+        return msgspec.json.encode(fields | ask.body | target.extra)
+
+    async def send(self, ask: Ask, intended_s: float, number: int = 0) -> Sample:
+        """Send it and read to its end. Never raises for what the server does; cancelling it gives no sample."""
+        run = _Run(self._now, self.start_s, ask)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._exchange(run, self.body(ask))
+        except TimeoutError:
+            run.fail("timeout", f"no end within {self._timeout_s:g} s")
+        except BadStream as error:
+            run.fail("bad_stream", str(error))
+        except aiohttp.ClientConnectorError as error:
+            run.fail("connect", str(error))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            run.fail("broken", str(error) or type(error).__name__)
+        return run.sample(intended_s, number)
+
+    async def _exchange(self, run: "_Run", body: bytes) -> None:
+        path = "chat/completions" if self.target.endpoint == "chat" else "completions"
+        headers = self._headers | {"content-type": "application/json"}
+        run.sent()
+        async with self._session.post(
+            self.target.api(path), data=body, headers=headers, allow_redirects=False
+        ) as response:
+            run.status, run.request_id = response.status, response.headers.get("x-request-id")
+            if response.status != 200:
+                run.fail(f"http_{response.status}", (await _start(response)).decode("utf-8", "replace"))
+                return
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                run.fail("bad_stream", f"content-type {response.headers.get('content-type', 'none')[:60]}")
+                return
+            async for received in response.content.iter_any():
+                if run.take(received):
+                    break
+            if run.is_cut:
+                response.close()
+            elif run.is_done and not response.content.at_eof():
+                await _finish(response)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON (None where it is none) of a whole address. Raises Unreachable."""
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, document: Any) -> tuple[int, Any]:
+        """The same for a POST."""
+        return await self._ask("POST", path, msgspec.json.encode(document))
+
+    async def _ask(self, method: str, address: str, raw: bytes | None) -> tuple[int, Any]:
+        headers = self._headers | ({} if raw is None else {"content-type": "application/json"})
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async with self._session.request(
+                    method, address, data=raw, headers=headers, allow_redirects=False
+                ) as response:
+                    return response.status, _json(await _start(response, MOST_ANSWER_BYTES))
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+
+
+async def _finish(response: aiohttp.ClientResponse) -> None:
+    """The body's last bytes, which say nothing: with them unread the connection couldn't be used again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            async for _ in response.content.iter_any():
+                pass
+
+
+async def _start(response: aiohttp.ClientResponse, most: int = 2000) -> bytes:
+    """The first bytes of a body: nobody says how long it is."""
+    found = b""
+    while len(found) < most and (piece := await response.content.read(most - len(found))):
+        found += piece
+    return found
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+class _Run:
+    """One request while it runs."""
+
+    def __init__(self, now: Clock, start_s: float, ask: Ask) -> None:
+        self._now, self._start_s, self._ask = now, start_s, ask
+        self._events = Events()
+        self._arrivals = array("d")
+        self._sent_s = now()
+        self._text: list[str] = []
+        self._content: list[str] = []
+        self._num_kept = 0
+        self._usage = Usage()
+        self._finish_reason: str | None = None
+        self._done_s: float | None = None
+        self._error: str | None = None
+        self._detail = ""
+        self.status: int | None = None
+        self.request_id: str | None = None
+        self.is_cut = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `[DONE]` came."""
+        return self._done_s is not None
+
+    def sent(self) -> None:
+        """The request goes out now."""
+        self._sent_s = self._now()
+
+    def fail(self, kind: str, detail: str) -> None:
+        """How it ended badly; the first reason counts."""
+        if self._error is None:
+            self._error, self._detail = kind, detail[:300]
+
+    def take(self, received: bytes) -> bool:
+        """Whether nothing more is wanted. All events of one read came at one instant. Raises BadStream."""
+        at = self._now()
+        for data in self._events.feed(received):
+            if data == DONE:
+                self._done_s = at
+                return True
+            if self._event(read_piece(data), at):
+                return True
+        return False
+
+    def _event(self, piece: Piece, at: float) -> bool:
+        if piece.error is not None:
+            self.fail("error_frame", piece.error)
+            return True
+        if piece.usage is not None:
+            self._usage = piece.usage
+        self._finish_reason = piece.finish_reason or self._finish_reason
+        if not piece.text:
+            return False
+        self._arrivals.append(at - self._start_s)
+        if self._num_kept < KEEP_TEXT:
+            self._num_kept += len(piece.text)
+            self._text.append(piece.text)
+            self._content.append(piece.content)
+        self.is_cut = self._ask.cut_after is not None and len(self._arrivals) >= self._ask.cut_after
+        return self.is_cut
+
+    def sample(self, intended_s: float, number: int) -> Sample:
+        """What it was."""
+        if self._error is None and not self.is_cut:
+            self._judge()
+        outcome: Outcome = "error" if self._error is not None else "aborted" if self.is_cut else "ok"
+        usage, details = self._usage, self._usage.prompt_tokens_details
+        return Sample(
+            outcome,
+            intended_s,
+            self._sent_s - self._start_s,
+            (self._now() if self._done_s is None else self._done_s) - self._start_s,
+            self._arrivals,
+            number=number,
+            turn=self._ask.turn,
+            error=self._error,
+            detail=self._detail,
+            status=self.status,
+            finish_reason=self._finish_reason,
+            asked_input=self._ask.input_tokens,
+            asked_output=self._ask.output_tokens,
+            claimed_input=usage.prompt_tokens,
+            claimed_output=usage.completion_tokens,
+            claimed_cached=details.cached_tokens if details is not None else None,
+            request_id=self.request_id,
+            text="".join(self._text),
+            content="".join(self._content),
+        )
+
+    def _judge(self) -> None:
+        """A stream that ends without `[DONE]` and without a reason broke off; one without text is no answer."""
+        if not self.is_done and self._finish_reason is None:
+            self.fail("broken", "the stream ended before its answer did")
+        elif not self._arrivals:
+            self.fail("empty", f"no text, finish reason {self._finish_reason}")

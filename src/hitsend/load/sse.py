@@ -1,0 +1,129 @@
+"""Server-sent events of a chat or text completion, as they come off the wire.
+
+Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF and events
+of several lines are read as the standard says; an event over `MOST_EVENT_BYTES` is refused. Next: `client.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+MOST_EVENT_BYTES = 4 * 1024 * 1024
+DONE = b"[DONE]"
+
+
+class BadStream(Exception):
+    """What came is no stream of completions; the text says what."""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """The server's own count."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One event. `content`: the answer's own text; `text`: all of it, thoughts and calls included."""
+
+    text: str = ""
+    content: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: str | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+def read_piece(data: bytes) -> Piece:
+    """One event's data. Raises BadStream."""
+    try:
+        chunk = _DECODER.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise BadStream(f"an event that is no chunk: {error}") from error
+    if chunk.error is not None:
+        return Piece(error=_code(chunk.error))
+    text = content = ""
+    reason = None
+    for choice in chunk.choices:
+        said = choice.delta
+        plain = (said.content if said is not None else choice.text) or ""
+        content += plain
+        text += plain + (_beside(said) if said is not None else "")
+        reason = choice.finish_reason or reason
+    return Piece(text, content, reason, chunk.usage)
+
+
+def _beside(delta: _Delta) -> str:
+    said = delta.reasoning_content or delta.reasoning or ""
+    for call in delta.tool_calls or ():
+        if call.function is not None:
+            said += (call.function.name or "") + (call.function.arguments or "")
+    return said
+
+
+def _code(error: Any) -> str:
+    if isinstance(error, dict):
+        return str(error.get("code") or error.get("type") or "error")[:60]
+    return "error"
+
+
+class Events:
+    """`feed` bytes, get the data of every event that they end."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Raises BadStream where an event doesn't end."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        found = []
+        for line in lines:
+            if line.endswith(b"\r"):
+                line = line[:-1]  # noqa: PLW2901  # the same line, without its end
+            if not line:
+                if self._data:
+                    found.append(b"\n".join(self._data))
+                    self._data, self._size = [], 0
+            elif line.startswith(b"data:"):
+                self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+                self._size += len(line)
+        if self._size + len(self._rest) > MOST_EVENT_BYTES:
+            raise BadStream(f"an event of more than {MOST_EVENT_BYTES} bytes")
+        return found

@@ -1,0 +1,53 @@
+"""Against the real server with the real model: lengths are exact, usage holds, hanging up cancels."""
+
+from functools import partial
+
+import pytest
+
+from hitsend.load.document import document
+from hitsend.load.lengths import fixed
+from hitsend.load.result import Plan
+from hitsend.load.run import run
+from hitsend.load.target import Target
+from hitsend.load.workload import Shape
+from tests.load.scripted import Quiet
+from tests.served import until
+
+pytestmark = pytest.mark.model
+
+
+async def test_a_load_on_the_real_server(served):
+    target = Target("here", served.url)
+    shape = Shape(fixed(40), fixed(8), system=30, turns=2)
+    plan = Plan(targets=(target,), shape=shape, concurrency=(3,), requests=6, warmup=1)
+    done = await run(plan, Quiet())
+    found = document(done)
+    level = done.targets[0].measured[0].level
+    assert (level.requests.ok, level.errors) == (6, {})
+    assert level.output_tokens_mean == 8
+    assert found["targets"][0]["prompt_lengths"] == "exact"
+    assert found["targets"][0]["context"] == 1024
+    assert (level.usage.method, level.usage.is_believable, level.usage.prompts_differ) == ("tokenize", True, 0)
+    assert level.usage.prompts_checked >= 3
+    for sample in done.targets[0].measured[0].samples:
+        usage = served.record(sample.request_id)["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (sample.claimed_input, sample.claimed_output)
+
+
+async def test_hanging_up_cancels_on_the_real_server(served):
+    plan = Plan(
+        targets=(Target("here", served.url),),
+        shape=Shape(fixed(40), fixed(200)),
+        concurrency=(2,),
+        requests=2,
+        warmup=0,
+        abort=1.0,
+        seed=600,  # draws 1 and 6 pieces: far from the end of 200
+    )
+    done = await run(plan, Quiet())
+    level = done.targets[0].measured[0].level
+    assert (level.requests.aborted, level.requests.errors) == (2, 0)
+    for sample in done.targets[0].measured[0].samples:
+        record = until(partial(served.record, sample.request_id), lambda found: found["ledger"] is not None)
+        assert record["state"] == "cancelled"
+        assert record["usage"]["completion_tokens"] < 200
