@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation bench-speculation postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge bench-goodput bench-utilisation soak drill lock docs clean bench-refusals bench-isolation bench-speculation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -104,6 +104,12 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
 		|| echo "LiteLLM could not be installed: measuring without it" >&2
+
+bench-goodput: dev ## requests a second within TTFT and TPOT, beside llama-server, in an open loop
+	@$(BIN)/python -m bench.goodput $(ARGS)
+
+bench-utilisation: dev ## decode against the byte floor, prefill against sgemm, and where a step's time goes
+	@$(BIN)/python -m bench.utilisation $(ARGS)
 
 soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
 	@$(BIN)/python -m bench.soak $(ARGS)

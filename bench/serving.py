@@ -179,7 +179,7 @@ def show(result: dict[str, Any]) -> None:
     print()
     for concurrency, by in result["medians"].items():
         loop, edge = by["hitsend"]["loop_percent"], by["hitsend"]["edge_percent"]
-        beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core"
+        beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core, together {loop + edge:.1f} %"
         print(f"beside the model at c={concurrency}: {beside}")
     for concurrency, by in result["medians"].items():
         ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]

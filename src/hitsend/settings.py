@@ -165,14 +165,20 @@ class EngineSettings(Section, frozen=True):
     """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache."""
-    kv_mode: Literal["per_stream", "unified"] = "per_stream"
-    """per_stream: each sequence its own cells (faster on CPUs); unified: one pool of cells."""
+    memory_budget_bytes: Positive | None = None
+    """Weights, adapters, cells and state of all embedded models, predicted from their files; default: no bound."""
+    kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
+    """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
     speculation: Literal["auto", "off", "prompt_lookup", "draft"] = "auto"
     """Guessing ahead, answers unchanged: from a sequence's own text, or by `draft_model`; auto: what can work here."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
+    tpot_target_s: Seconds = 0.1
+    """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
+    ttft_target_s: Seconds = 2.0
+    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     max_waiting: Positive = 256
@@ -189,6 +195,19 @@ class EngineSettings(Section, frozen=True):
     """Prove after every step that no cell was lost (always done when idle)."""
 
 
+class AdapterSettings(Section, frozen=True):
+    """`[[adapters]]`: a LoRA adapter (GGUF) over an embedded model, served as a model of its own."""
+
+    name: str
+    """The name under which it is served."""
+    path: str
+    """Its GGUF file, as llama.cpp's `convert_lora_to_gguf` makes it of `adapter_model.safetensors`."""
+    model: str | None = None
+    """The embedded model that it changes, by the name under which that is served; default: `engine.model`."""
+    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
+    """How much of the change; 0: none."""
+
+
 class UpstreamPrices(Section, frozen=True):
     """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
 
@@ -197,10 +216,34 @@ class UpstreamPrices(Section, frozen=True):
     cached_input: Price | None = None
 
 
-class UpstreamSettings(Section, frozen=True):
-    """`[[engines]]`: a server elsewhere that speaks OpenAI's chat API, and the models that it serves under names here.
+class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
+    """`[[engines]]` with `kind = "embedded"`: one more model of this machine, loaded when it is asked for.
 
-    `models` is a table: name here = "name there". Clients can change none of this.
+    What isn't set is as in `[engine]`, whose model is always loaded. Not together with `server.workers` above 1.
+    """
+
+    name: str
+    """How records, rows and metrics call it."""
+    model: str
+    """As `engine.model`."""
+    aliases: tuple[str, ...] = ()
+    """The names under which it is served; default is its file's stem."""
+    num_slots: Annotated[int, Meta(ge=1, le=256)] | None = None
+    context: Count | None = None
+    kv_budget_bytes: Count | None = None
+    num_threads: Count | None = None
+    max_waiting: Positive | None = None
+    max_concurrent: Positive = 256
+    """Requests that run or wait there at once; one more is refused with `server_overloaded`."""
+    idle_unload_s: Annotated[float, Meta(ge=0)] = 300.0
+    """After so long without a request it is unloaded. 0: only when another model needs its room."""
+    is_loaded_at_start: bool = False
+
+
+class UpstreamSettings(Section, frozen=True, tag_field="kind", tag="openai"):
+    """`[[engines]]`, with `kind = "openai"` or without `kind`: a server elsewhere that speaks OpenAI's chat API.
+
+    `models` is a table of what it serves: name here = "name there". Clients can change none of this.
     """
 
     name: str
@@ -208,7 +251,6 @@ class UpstreamSettings(Section, frozen=True):
     base_url: str
     """Up to and including `/v1`. Redirects are not followed, proxies from the environment not used."""
     models: dict[str, str]
-    kind: Literal["openai"] = "openai"
     api_key_env: str | None = None
     """The environment variable that holds the upstream's key."""
     prices: UpstreamPrices | None = None
@@ -356,5 +398,6 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()
-    engines: tuple[UpstreamSettings, ...] = ()
+    engines: tuple[PooledSettings | UpstreamSettings, ...] = ()
+    adapters: tuple[AdapterSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hitsend.core.errors import ConfigError
+from hitsend.gguf import read_header
 from hitsend.serve.engine.convert_minilm import convert, converted, read_safetensors
-from hitsend.serve.engine.gguf_check import read_header
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "##s", "ü"]
 

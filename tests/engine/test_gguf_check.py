@@ -1,4 +1,4 @@
-"""engine/gguf_check.py: good headers are read, broken ones are named, mutated ones never do more than that."""
+"""gguf.py: good headers are read, broken ones are named, mutated ones never do more than that."""
 
 import random
 import struct
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import _BLOCKS, read_header
+from hitsend.gguf import _BLOCKS, read_header
 from hitsend.serve.engine.shape import memory_shape
 
 
@@ -146,7 +146,7 @@ def test_two_thousand_mutated_headers_give_a_header_or_a_reason(tmp_path: Path) 
 LOADER = """
 import sys
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import open_library
 from hitsend.serve.engine.vocabulary import LoadedModel
 library = open_library()

@@ -8,7 +8,7 @@ import pytest
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells

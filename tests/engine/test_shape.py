@@ -3,7 +3,7 @@
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import GgufHeader
+from hitsend.gguf import GgufHeader
 from hitsend.serve.engine.shape import MemoryShape, memory_shape, plan_cells
 from hitsend.settings import EngineSettings
 
@@ -87,10 +87,32 @@ def test_a_budget_becomes_cells(settings: EngineSettings, expected: tuple[int, i
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"needed are 188743680: 32 slots .* 256 tokens each, 23040 bytes") as failure:
-        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000, kv_mode="per_stream"))
     assert "engine.num_slots" in str(failure.value)
     with pytest.raises(ConfigError, match="8192 tokens each"):
-        plan_cells(SHAPE, EngineSettings(context=8192))
+        plan_cells(SHAPE, EngineSettings(context=8192, kv_mode="per_stream"))
+    with pytest.raises(ConfigError, match="needed are 5898240"):
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_unified"),
+    [
+        (EngineSettings(), False),
+        (EngineSettings(context=2816), False),
+        (EngineSettings(context=2817), True),
+        (EngineSettings(context=8192), True),
+        (EngineSettings(context=8192, num_slots=11), False),
+        (EngineSettings(context=8192, kv_budget_bytes=0), False),
+        (EngineSettings(kv_mode="unified"), True),
+    ],
+)
+def test_auto_is_unified_only_where_streams_would_be_shorter_than_the_context(
+    settings: EngineSettings, is_unified: bool
+) -> None:
+    plan = plan_cells(SHAPE, settings)
+    assert plan.is_unified == is_unified
+    assert plan.cells_per_slot >= settings.context
 
 
 def test_recurrent_state_comes_out_of_the_same_budget() -> None:

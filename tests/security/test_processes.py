@@ -103,7 +103,7 @@ READER = """
 import random, sys
 from pathlib import Path
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.shape import memory_shape
 from tests.engine.test_gguf_check import mutated
 good, draw, path = Path(sys.argv[1]).read_bytes(), random.Random(13), sys.argv[1] + ".m"

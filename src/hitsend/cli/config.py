@@ -80,8 +80,10 @@ def page() -> str:
     tables = (
         settings.ModelSettings,
         settings.SamplingPreset,
+        settings.PooledSettings,
         settings.UpstreamSettings,
         settings.UpstreamPrices,
+        settings.AdapterSettings,
         settings.PriceSettings,
     )
     titled += [(table.__name__, table) for table in tables]

@@ -124,6 +124,14 @@ class Routed(Event, frozen=True):
     reason: str
 
 
+class ModelLoaded(Event, frozen=True):
+    """The model that the request waited for is in memory; the loading may have begun before the request came."""
+
+    started_at: float
+    ended_at: float
+    num_bytes: int
+
+
 class Queued(Event, frozen=True):
     """The engine took the request into its waiting queue."""
 
@@ -296,6 +304,7 @@ AnyEvent = (
     | LimitsChecked
     | Reserved
     | Routed
+    | ModelLoaded
     | Queued
     | Admitted
     | Preempted

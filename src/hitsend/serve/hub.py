@@ -48,6 +48,7 @@ from hitsend.serve.hub_words import (
     encode,
     from_gateway,
 )
+from hitsend.serve.pools import adapters_of
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.report import Spending
 from hitsend.settings import Settings
@@ -226,7 +227,8 @@ async def hub_of(
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    shared = SharedEngine(engine_settings(settings), found.path, clock, model=found.name)
+    adapters = adapters_of(settings, (found.name,), is_default=True)
+    shared = SharedEngine(engine_settings(settings), found.path, clock, model=found.name, adapters=adapters)
     engine = EmbeddedEngine(
         settings.engine,
         found.path,

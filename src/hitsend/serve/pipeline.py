@@ -8,7 +8,7 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -45,10 +45,22 @@ _TAIL = 32
 
 
 @dataclass(frozen=True)
+class Words:
+    """How one embedded model is spoken to, under one of its names; `adapter` is what that name adds to it."""
+
+    text: TextChild
+    budget: Budget
+    formats: Formats
+    markup: Markup
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
 class Stages:
     """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name.
 
-    `handovers` are the terms of those engines that take messages, by the same names.
+    `handovers` are the terms of those engines that take messages, by the same names; `words` are those of embedded
+    models that aren't spoken to like the first one.
     """
 
     clock: Clock
@@ -62,6 +74,22 @@ class Stages:
     formats: Formats
     markup: Markup
     handovers: dict[str, Handover] = field(default_factory=dict)
+    adapter: str | None = None
+    words: dict[str, Words] = field(default_factory=dict)
+
+    def of(self, model: str) -> "Stages":
+        """The same, for requests to this model."""
+        words = self.words.get(model)
+        if words is None:
+            return self
+        return replace(
+            self,
+            text=words.text,
+            budget=words.budget,
+            formats=words.formats,
+            markup=words.markup,
+            adapter=words.adapter,
+        )
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
@@ -131,6 +159,7 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
         constraint=await constrain(request, first, stages),
+        adapter=stages.adapter,
         more_prompts=tuple(more),
         tier=request.served_tier,
         tenant=request.principal.tenant,

@@ -25,6 +25,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.constraint import GrammarSource
 from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest, ServeError
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.gguf import read_header
 from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
 from hitsend.serve.chat.grammars import GRAMMAR_TIMEOUT_S, CheckGrammar, Grammar
@@ -44,7 +45,6 @@ from hitsend.serve.chat.prompt import (
 from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer
-from hitsend.serve.engine.gguf_check import read_header
 from hitsend.serve.engine.grammar import Compiler, grammar_text
 from hitsend.serve.engine.libllama import STRIPS_LEFT, STRIPS_RIGHT, UNKNOWN, die_with_parent, open_library
 from hitsend.serve.engine.vocabulary import SPACE_PREFIX_KEY, LoadedModel

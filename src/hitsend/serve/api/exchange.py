@@ -106,10 +106,10 @@ class Exchange:
     def check_tokenizer(self, asked: str | None) -> None:
         """Raises PermissionDenied where the model whose tokenizer would be used isn't this caller's.
 
-        Tokenising reads any name, since one tokenizer serves: a name that nobody serves means that one.
+        Tokenising reads any name: one that nobody serves means the first model's tokenizer.
         """
         served = [model.id for model in self.services.models()]
-        used = asked if asked in served else self.default_model
+        used = asked if asked in served else next(iter(served), None)
         if used is not None:
             check_model(self.principal, used, served)
 

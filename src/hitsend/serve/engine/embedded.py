@@ -37,7 +37,7 @@ from hitsend.serve.loop.messages import (
     WasQueued,
 )
 from hitsend.serve.loop.shares import Path, most_waiting, path_of
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 _SEED_MASK = 2**63 - 1
 
@@ -57,8 +57,8 @@ class _Figures(msgspec.Struct):
 class EmbeddedEngine:
     """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`.
 
-    `on_step` is told every step, for the metrics. `line`: the way to a child that others use too; without it, this
-    engine starts and keeps one of its own.
+    `on_step` is told every step, for the metrics, `on_rest` whenever the last running job has ended. `line`: the way to
+    a child that others use too; without it, this engine starts and keeps one of its own, with `adapters`.
     """
 
     takes: Literal["tokens"] = "tokens"
@@ -75,14 +75,17 @@ class EmbeddedEngine:
         model: str,
         pause_tokens: int,
         on_step: Callable[[StepFigures], None] = lambda _: None,
+        on_rest: Callable[[], None] = lambda: None,
         line: EngineLine | None = None,
+        adapters: tuple[AdapterSettings, ...] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._name = name
         self._pause_tokens = pause_tokens
         self._on_step = on_step
-        self._line = line or ChildKeeper(settings, model_path, clock, model=model)
+        self._on_rest = on_rest
+        self._line = line or ChildKeeper(settings, model_path, clock, model=model, adapters=adapters)
         self._line.attach(self._receive, self._went_down)
         self._generations: dict[str, EmbeddedGeneration] = {}
         self._figures = _Figures()
@@ -100,6 +103,11 @@ class EmbeddedEngine:
             raise self._unavailable()
         return facts
 
+    @property
+    def num_open(self) -> int:
+        """Jobs that the child has."""
+        return len(self._generations)
+
     async def start(self) -> None:
         """Load the model; returns when it can serve. Raises ConfigError with the reason, or EngineUnavailable."""
         await self._line.start()
@@ -113,20 +121,8 @@ class EmbeddedEngine:
         """Refuse at once what can never fit; and, when the queue is full, who has the most waiting in it."""
         if not self._line.is_ready:
             raise self._unavailable()
-        num_prompt_tokens, limit = len(job.prompt_token_ids), self.facts.cells_per_slot
-        if not job.prompt_token_ids or job.n < 1 or job.max_tokens < 1:
-            raise InvalidRequest(
-                f"{num_prompt_tokens} prompt tokens, n {job.n}, max_tokens {job.max_tokens}: at least 1 each."
-            )
-        if num_prompt_tokens + job.max_tokens > limit:
-            raise ContextLengthExceeded(
-                f"The prompt has {num_prompt_tokens} tokens and up to {job.max_tokens} were asked for: together "
-                f"{num_prompt_tokens + job.max_tokens}, more than the {limit} that one request can have here.",
-                param="messages",
-            )
         most = self._settings.max_waiting + self.facts.num_slots
-        if job.n > most:
-            raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")
+        check_job(job, self.facts.cells_per_slot, most)
         waiting = sum(generation.num_waiting for generation in self._generations.values())
         places = most - self._figures.slots_used
         if waiting + job.n > places and self._must_yield(job):
@@ -158,6 +154,7 @@ class EmbeddedEngine:
             tier=job.tier,
             tenant=job.tenant,
             constraint=job.constraint,
+            adapter=job.adapter,
         )
         if not self._line.send(submit):
             raise self._unavailable()
@@ -193,6 +190,8 @@ class EmbeddedEngine:
         self._generations.clear()
         for generation in taken:
             generation.fail(error)
+        if taken:
+            self._on_rest()
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable("The engine is starting or restarting; try again in a moment.", retry_after_s=1.0)
@@ -258,3 +257,22 @@ class EmbeddedEngine:
             generation.done(report, self._figures.cells_used)
             if generation.is_over:
                 del self._generations[report.request_id]
+                if not self._generations:
+                    self._on_rest()
+
+
+def check_job(job: Job, limit: int, most: int) -> None:
+    """Refuse what can never run where a sequence can have `limit` tokens and `most` choices can run and wait."""
+    num_prompt_tokens = len(job.prompt_token_ids)
+    if not job.prompt_token_ids or job.n < 1 or job.max_tokens < 1:
+        raise InvalidRequest(
+            f"{num_prompt_tokens} prompt tokens, n {job.n}, max_tokens {job.max_tokens}: at least 1 each."
+        )
+    if num_prompt_tokens + job.max_tokens > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens and up to {job.max_tokens} were asked for: together "
+            f"{num_prompt_tokens + job.max_tokens}, more than the {limit} that one request can have here.",
+            param="messages",
+        )
+    if job.n > most:
+        raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")

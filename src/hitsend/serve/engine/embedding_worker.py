@@ -14,6 +14,7 @@ import sys
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError, EngineFailed
+from hitsend.gguf import read_header
 from hitsend.serve.engine.embedding_messages import (
     Answer,
     EmbedBatch,
@@ -26,7 +27,6 @@ from hitsend.serve.engine.embedding_messages import (
     encode,
     order_decoder,
 )
-from hitsend.serve.engine.gguf_check import read_header
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_embedder import BATCH_INPUTS, LlamaEmbedder
 from hitsend.serve.engine.loading import num_cores

@@ -195,6 +195,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_get_size_ext": (_Z, [_P, _I, _U]),
     "llama_state_seq_get_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
     "llama_state_seq_set_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
+    "llama_adapter_lora_init": (_P, [_P, _S]),
+    "llama_set_adapters_lora": (_I, [_P, _P, _Z, _P]),
     "llama_decode": (_I, [_P, BatchStruct]),
     "llama_get_logits": (_P, [_P]),
     "llama_get_embeddings_seq": (_P, [_P, _I]),

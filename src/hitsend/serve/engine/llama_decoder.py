@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.calls import cut_by_length, cut_in_order
 from hitsend.serve.engine.libllama import floats_at, new_batch
 from hitsend.serve.engine.shape import CellPlan
@@ -45,8 +46,10 @@ class LlamaDecoder:
         step_tokens: int,
         num_threads: int,
         is_unified: bool,
+        adapters: Adapters | None = None,
     ) -> None:
         self._clock = clock
+        self._adapters = adapters
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
         self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
@@ -108,11 +111,18 @@ class LlamaDecoder:
         """Tokens by which the model says that it has finished."""
         return self._end
 
+    @property
+    def adapter_names(self) -> frozenset[str]:
+        """The adapters that a batch may name."""
+        return frozenset() if self._adapters is None else self._adapters.names
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
         count = len(batch.token_ids)
         if not 0 < count <= self._max_batch:
             raise DecoderFailed(f"a batch of {count} tokens, limit {self._max_batch}", is_fatal=False)
+        if self._adapters is not None:
+            self._adapters.use(self._context, batch.adapter)
         if self._is_unified:
             calls = cut_in_order(count, self._call_tokens)
         else:

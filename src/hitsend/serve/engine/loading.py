@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
@@ -32,6 +33,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     model = LoadedModel(library, path)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
+    adapters = Adapters(model, header.architecture, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
         model,
@@ -39,7 +41,8 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         clock,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
-        is_unified=settings.kv_mode == "unified",
+        is_unified=plan.is_unified,
+        adapters=adapters,
     )
     decoder.warm_up()
     speculation, why_not = way_to_speculate(decoder, settings)
@@ -52,12 +55,13 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         num_slots=decoder.num_slots,
         num_cells=decoder.num_cells,
         cells_per_slot=decoder.cells_per_slot,
-        kv_mode=settings.kv_mode,
+        kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=library.llama_model_size(model.handle),
         num_threads=num_threads,
         is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
+        adapters=tuple(sorted(adapters.names)),
         metadata=dict(model.metadata),
         speculation=speculation,
         speculation_reason=why_not,

@@ -3,7 +3,7 @@
 Enters: the setting `engine.model`. Leaves: a `ModelFile`, or a ConfigError that says what was looked for and what would
 be right. Always true: a file from a hub is used only after its SHA-256 equals the one that the hub states, and then
 never asked for again, so that the next start needs no network; an interrupted download goes on where it stopped; the
-package with the bundled model's weights is located, never imported. Next: `gguf_check.py`.
+package with the bundled model's weights is located, never imported. Next: `gguf.py`.
 
     engine.model                 what is loaded
     smollm2-135m                 the bundled model

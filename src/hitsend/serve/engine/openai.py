@@ -302,7 +302,7 @@ def _facts_of(settings: UpstreamSettings) -> EngineFacts:
     return EngineFacts(
         model=settings.name,
         architecture="upstream",
-        library=settings.kind,
+        library="openai",
         vocab_size=0,
         context_train=settings.context,
         num_slots=settings.max_concurrent,

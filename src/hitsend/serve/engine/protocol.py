@@ -17,6 +17,7 @@ from hitsend.core.events import (
     Admitted,
     Answered,
     FirstToken,
+    ModelLoaded,
     Paused,
     Preempted,
     Queued,
@@ -36,8 +37,8 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier` and `tenant`: see `Submit`. `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts`
-    it is split before it reaches an engine (see `several.py`).
+    `tier`, `tenant` and `adapter`: see `Submit`. `traceparent`: W3C's header for whoever is asked over HTTP. With
+    `more_prompts` it is split before it reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class Job(msgspec.Struct, frozen=True):
     more_prompts: tuple[tuple[int, ...], ...] = ()
     tier: int = 1
     tenant: tuple[str, ...] = ()
+    adapter: str | None = None
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
@@ -103,6 +105,7 @@ class Produced(msgspec.Struct, frozen=True):
 
 EngineEvent = (
     Queued
+    | ModelLoaded
     | Admitted
     | Preempted
     | Paused

@@ -9,7 +9,7 @@ apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compar
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import GgufHeader
+from hitsend.gguf import GgufHeader
 from hitsend.settings import EngineSettings
 
 CELL_STEP = 256
@@ -29,11 +29,15 @@ class MemoryShape(msgspec.Struct, frozen=True):
 
 
 class CellPlan(msgspec.Struct, frozen=True):
-    """What to ask libllama for. `num_cells` is the whole context; one sequence holds at most `cells_per_slot`."""
+    """What to ask libllama for. `num_cells` is the whole context; one sequence holds at most `cells_per_slot`.
+
+    `is_unified`: one pool of cells for all slots, not a stream for each.
+    """
 
     num_slots: int
     cells_per_slot: int
     num_cells: int
+    is_unified: bool = False
 
 
 def memory_shape(header: GgufHeader) -> MemoryShape:
@@ -53,25 +57,40 @@ def memory_shape(header: GgufHeader) -> MemoryShape:
 
 
 def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
-    """Divide the budget. Raises ConfigError with the numbers where it can't hold what was asked for."""
-    slots, budget = settings.num_slots, settings.kv_budget_bytes
+    """Divide the budget. Raises ConfigError with the numbers where it can't hold what was asked for.
+
+    `auto` takes streams, which decode faster, and one pool only where streams would be shorter than the context that
+    was asked for: long requests then fit as long as the others are short.
+    """
+    modes = {"auto": (False, True), "per_stream": (False,), "unified": (True,)}[settings.kv_mode]
     longest = _round_up(shape.context_train)
     if settings.context:
         longest = min(longest, _round_up(settings.context))
+    wanted = min(longest, _round_up(settings.context or CELL_STEP))
+    for is_unified in modes:
+        plan = _divided(shape, settings, longest, is_unified=is_unified)
+        if plan.cells_per_slot >= wanted:
+            return plan
+    raise ConfigError(_too_small(shape, settings, wanted))
+
+
+def _divided(shape: MemoryShape, settings: EngineSettings, longest: int, *, is_unified: bool) -> CellPlan:
+    slots, budget = settings.num_slots, settings.kv_budget_bytes
     whole = slots * longest
     if budget and shape.kv_bytes_per_cell:
         left = budget - slots * shape.state_bytes_per_slot
         whole = min(whole, max(0, left) // shape.kv_bytes_per_cell)
-    if settings.kv_mode == "unified":
+    if is_unified:
         whole = whole // CELL_STEP * CELL_STEP
-        per_slot = min(longest, whole)
-    else:
-        per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
-        whole = per_slot * slots
-    wanted = min(longest, _round_up(settings.context or CELL_STEP))
-    if per_slot < wanted:
-        raise ConfigError(_too_small(shape, settings, wanted))
-    return CellPlan(num_slots=slots, cells_per_slot=per_slot, num_cells=whole)
+        return CellPlan(slots, min(longest, whole), whole, is_unified)
+    per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
+    return CellPlan(slots, per_slot, per_slot * slots, is_unified)
+
+
+def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
+    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
+    cells = plan.num_cells * shape.kv_bytes_per_cell
+    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
 
 
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.gguf_check import read_header
+from hitsend.gguf import read_header
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape
 from hitsend.serve.engine.vocabulary import LoadedModel
@@ -107,7 +107,7 @@ def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSe
         clock,
         step_tokens=decoder.max_batch_tokens,
         num_threads=facts.num_threads,
-        is_unified=settings.kv_mode == "unified",
+        is_unified=facts.kv_mode == "unified",
     )
     if not can_go_back(drafting):
         raise ConfigError(f"engine.draft_model: {path} keeps one state per sequence and can't take tokens back")

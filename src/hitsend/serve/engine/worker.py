@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
         settings.max_waiting,
         settings.check_every_step,
         settings.aging_s,
+        settings.tpot_target_s,
+        settings.ttft_target_s,
     )
     driver = Driver(line, Loop(decoder, limits, clock, compiler, speculator), clock, compiler)
     decoder.on_progress = driver.prove_progress

@@ -21,6 +21,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     `tier` 0 is served first; `tenant` is whom it is for, from the outermost level to the innermost, "" where unknown:
     those of one tier share the engine fairly at each level.
+    `adapter`: the one that its cache and its tokens are computed with; no cache may go to another one's sequences.
     The prompt is computed once for all choices that find a place by then; `prefill_tokens` and
     `num_prompt_tokens_computed` are those of the choice that computed it.
     """
@@ -34,6 +35,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tier: int = 1
     tenant: tuple[str, ...] = ()
     constraint: ConstraintSpec | None = None
+    adapter: str | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -84,6 +86,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     weights_bytes: int
     num_threads: int
     is_hybrid: bool
+    adapters: tuple[str, ...] = ()
     metadata: dict[str, Any] = {}
     speculation: str = "off"
     speculation_reason: str = ""
@@ -195,8 +198,10 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 Report = Ready | WasQueued | WasAdmitted | WasPreempted | StepReport | Done | Pulse
 
 
-def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
+def what_is_wrong(submit: Submit, vocab_size: int, adapters: frozenset[str] = frozenset()) -> str | None:
     """What the edge should never have let through; here it would stop the process or everybody's batch."""
+    if submit.adapter is not None and submit.adapter not in adapters:
+        return f"There is no adapter {submit.adapter!r} here."
     prompt = submit.prompt_token_ids
     if not prompt:
         return "The prompt has no tokens."

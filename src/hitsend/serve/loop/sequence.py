@@ -26,6 +26,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "admitted_at",
         "arrival",
         "arrived_at",
@@ -68,6 +69,7 @@ class Sequence:
         self.arrival = arrival
         self.arrived_at = at
         self.tier = submit.tier
+        self.adapter = submit.adapter
         self.path = path_of(submit.tenant)
         self.max_tokens = submit.max_tokens
         self.deadline_s = submit.deadline_s

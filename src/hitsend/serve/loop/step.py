@@ -1,10 +1,8 @@
 """The loop itself: take commands, schedule, decode, sample, report.
 
-What can't be computed (`attempt.py`) ends with `engine_failed`, and so do sequences whose logits are no numbers; the
-others go on. A fatal failure goes up: the child process has to go.
-
-Choices of one request share their prompt: when one of them has computed it, those that have a place get a copy of its
-cache and sample from the same row, each with its own seed. Who gets a place later computes the prompt again.
+What can't be computed (`attempt.py`) ends with `engine_failed`, like sequences whose logits are no numbers. A fatal
+failure goes up: the child has to go. Choices of one request share their prompt: when one has computed it, those with a
+place get a copy of its cache and sample from the same row, each with its own seed; later ones compute it again.
 
 Enters: commands, a `Decoder`, a `Clock`. Leaves: reports. Always true: nothing here waits; `step()` hands over what is
 due at once before it computes anything; each submitted choice gets exactly one `Done`; the same commands at the same
@@ -28,8 +26,10 @@ from hitsend.core.errors import (
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
 from hitsend.serve.loop.attempt import attempt
+from hitsend.serve.loop.batch import by_adapter
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
+from hitsend.serve.loop.gaps import close_gaps
 from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
 from hitsend.serve.loop.kv import CellPool
 from hitsend.serve.loop.messages import (
@@ -51,7 +51,7 @@ from hitsend.serve.loop.messages import (
 )
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.sampler import sample
-from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, close_gaps, schedule
+from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, schedule
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
 from hitsend.serve.loop.verify import Speculator
@@ -217,7 +217,7 @@ class Loop:
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
             return ShuttingDown("The engine is shutting down.")
-        invalid = what_is_wrong(submit, self._decoder.vocab_size)
+        invalid = what_is_wrong(submit, self._decoder.vocab_size, self._decoder.adapter_names)
         if invalid is not None:
             return InvalidRequest(invalid)
         num_prompt_tokens, limit = len(submit.prompt_token_ids), self._kv.max_sequence_tokens
@@ -267,10 +267,12 @@ class Loop:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = attempt(self._decoder, plan.shares, failed)
+        results = [part for shares in by_adapter(plan.shares) for part in attempt(self._decoder, shares, failed)]
         decode_s = self._clock.now() - before
-        if self._speculator is not None and len(results) == 1 and results[0][0] is plan.shares:
-            self._speculator.observe(plan.shares, decode_s)
+        if self._speculator is not None and len(results) == 1:
+            self._speculator.observe(results[0][0], decode_s)
+        if not any(share.draft for share in plan.shares):
+            self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
         for shares, logits in results:

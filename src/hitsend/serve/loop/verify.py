@@ -88,8 +88,8 @@ class Speculator:
 
     def with_drafts(self, shares: list[Share], kv: CellPool, num_tokens: int) -> list[Share]:
         """The shares, some of them with drafts of together at most `num_tokens`."""
-        if not all(share.is_decode for share in shares):
-            return shares
+        if not all(share.is_decode for share in shares) or len({share.sequence.adapter for share in shares}) > 1:
+            return shares  # several adapters are several calls, in which one could be alone
         sequences = [share.sequence for share in shares]
         chances = self.proposer.chances(sequences)
         costs = self._costs if len(shares) > 1 else self._alone

@@ -159,6 +159,12 @@ class Metrics:
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
 
+    def set_pooled(self, engine: str, *, is_loaded: bool, num_loads: int, num_bytes: int) -> None:
+        """Take over how it is with a model that comes and goes (before each scrape)."""
+        self._loaded.labels(engine).set(is_loaded)
+        self._model_bytes.labels(engine).set(num_bytes if is_loaded else 0)
+        self._catch_up(self._loads.labels(engine), ("loads", engine), num_loads)
+
     def set_storage(self, holds_open: int, backlog: int, records_dropped: int) -> None:
         """Take over the ledger's and the record store's figures (before each scrape)."""
         self._holds_open.set(holds_open)
@@ -287,6 +293,9 @@ class Metrics:
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )
         self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
+        self._loaded = self._gauge("hitsend_model_loaded", "1 while a model that comes and goes is in memory.")
+        self._model_bytes = self._gauge("hitsend_model_bytes", "Its predicted memory while it is loaded.")
+        self._loads = self._counter("hitsend_model_loads", "Times that it was loaded.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
 
     def _histogram(

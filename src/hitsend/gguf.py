@@ -1,10 +1,10 @@
-"""A GGUF file's header, read and judged before libllama may see it.
+"""A GGUF file's header, read and judged before libllama may see it, and read by the planner.
 
-Enters: a path. Leaves: a `GgufHeader`: the metadata that sizing needs, and how many bytes the tensors take. Always
+Enters: a path. Leaves: a `GgufHeader`: the metadata that sizing needs, and what tensors there are. Always
 true: pure Python over a read-only mapping, every length is compared with what the file really holds before it is
 used, and a tensor that reaches beyond the end of the file (the way heap contents leak out of parsers) is refused.
-This is a sieve in front of libllama's own parser, not a replacement of it: both run in a child process. Next:
-`shape.py`.
+In front of libllama it is a sieve, not a replacement of its own parser: there both run in a child process. Next:
+`serve/engine/shape.py`, `plan/weights.py`.
 
     header     magic "GGUF", u32 version, u64 number of tensors, u64 number of keys
     keys       string key, u32 type, value (arrays: u32 element type, u64 count, elements)
@@ -15,7 +15,7 @@ This is a sieve in front of libllama's own parser, not a replacement of it: both
 import mmap
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,23 @@ _BLOCKS = {
     40: (64, 36),
     41: (128, 18),
 }
+TYPE_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+"""What ggml calls them, as far as it gave them a name when this was written."""
+
+
+class GgufTensor(NamedTuple):
+    """One tensor: the first 80 characters of its name, where it starts, and how large it is."""
+
+    name: str
+    offset: int
+    num_bytes: int
+    kind: int
+    elements: int
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
@@ -76,6 +93,7 @@ class GgufHeader(msgspec.Struct, frozen=True):
     array_lengths: dict[str, int]
     num_tensors: int
     tensor_bytes: int
+    tensors: tuple[GgufTensor, ...] = ()
 
     @property
     def architecture(self) -> str:
@@ -129,17 +147,17 @@ class _Cursor:
         self.at = at
 
 
-def read_header(path: str) -> GgufHeader:
-    """Read and judge the file's header. Raises ConfigError that says what is wrong."""
+def read_header(path: str, setting: str = "engine.model") -> GgufHeader:
+    """Read and judge the file's header. Raises ConfigError that says what is wrong with the file of `setting`."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data))
     except _Broken as broken:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: {broken}") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: {broken}") from None
     except ValueError:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: it is empty") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: it is empty") from None
     except OSError as failure:
-        raise ConfigError(f"engine.model: can't read {path}: {failure.strerror}") from None
+        raise ConfigError(f"{setting}: can't read {path}: {failure.strerror}") from None
 
 
 def _header(cursor: _Cursor) -> GgufHeader:
@@ -162,13 +180,13 @@ def _header(cursor: _Cursor) -> GgufHeader:
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
         raise _Broken(f"general.alignment is {alignment!r}, not a power of two")
     start = -(-cursor.at // alignment) * alignment
-    for name, offset, num_bytes in tensors:
+    for name, offset, num_bytes, _, _ in tensors:
         if offset % alignment:
             raise _Broken(f"tensor {name!r} starts at offset {offset}, no multiple of {alignment}")
         if start + offset + num_bytes > cursor.size:
             raise _Broken(f"tensor {name!r} ends at byte {start + offset + num_bytes}, the file at byte {cursor.size}")
     _apart(tensors)
-    return GgufHeader(metadata, lengths, num_tensors, sum(num_bytes for _, _, num_bytes in tensors))
+    return GgufHeader(metadata, lengths, num_tensors, sum(tensor.num_bytes for tensor in tensors), tuple(tensors))
 
 
 def _key(cursor: _Cursor, metadata: dict[str, Any], lengths: dict[str, int]) -> None:
@@ -201,8 +219,7 @@ def _scalar(cursor: _Cursor, kind: int, key: str) -> Any:
     return cursor.take(_SCALARS[kind])
 
 
-def _tensor(cursor: _Cursor) -> tuple[str, int, int]:
-    """Name, offset and size of one tensor."""
+def _tensor(cursor: _Cursor) -> GgufTensor:
     name = cursor.text().decode("utf-8", "replace")[:80]
     num_dimensions = cursor.take("I")
     if not 1 <= num_dimensions <= 4:
@@ -219,12 +236,12 @@ def _tensor(cursor: _Cursor) -> tuple[str, int, int]:
     per_block, block_bytes = _BLOCKS[kind]
     if dimensions[0] % per_block:
         raise _Broken(f"tensor {name!r} has rows of {dimensions[0]} elements, no multiple of its block of {per_block}")
-    return name, offset, elements // per_block * block_bytes
+    return GgufTensor(name, offset, elements // per_block * block_bytes, kind, elements)
 
 
-def _apart(tensors: list[tuple[str, int, int]]) -> None:
+def _apart(tensors: list[GgufTensor]) -> None:
     end, before = 0, ""
-    for name, offset, num_bytes in sorted(tensors, key=lambda tensor: tensor[1]):
+    for name, offset, num_bytes, _, _ in sorted(tensors, key=lambda tensor: tensor.offset):
         if offset < end:
             raise _Broken(f"tensors {before!r} and {name!r} overlap")
         end, before = offset + num_bytes, name

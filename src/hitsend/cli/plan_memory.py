@@ -1,0 +1,121 @@
+"""`hitsend plan memory` and `hitsend plan check-logs`.
+
+Enters: a model and what it is to run on; a file of engines' logs. Leaves: what fits with its arithmetic; a table of
+logged and planned numbers. Always true: `--json` prints one document. Next: `plan_cost.py`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from hitsend.cli import options
+from hitsend.plan.explain import GIB, document
+from hitsend.plan.facts import load_facts
+from hitsend.plan.hardware import find_gpu
+from hitsend.plan.logs import compare_logs, read_logs, scores
+from hitsend.plan.memory import MemoryQuestion, plan_memory
+from hitsend.plan.models import find_checkpoint
+from hitsend.plan.sizes import Ranks
+
+FactsFile = Annotated[
+    Path | None, typer.Option("--facts", metavar="FILE", help="Your own models, GPUs and prices (JSON or TOML).")
+]
+
+
+def memory(
+    model: Annotated[
+        str, typer.Option("--model", metavar="M", help="A name, config.json, safetensors folder or GGUF.")
+    ],
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="G", help="H100, H200, 4090 …")] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 1,
+    dcp: Annotated[int, typer.Option("--dcp", help="Decode context parallel ranks (latent attention).")] = 1,
+    weights: Annotated[str | None, typer.Option("--weights", help="bf16, fp8, int4, nvfp4, gguf:Q4_K_M …")] = None,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="bf16, fp8, nvfp4, q8_0, q4_0 …")] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", metavar="L", help="Tokens a sequence.")
+    ] = None,
+    utilization: Annotated[float | None, typer.Option("--gpu-memory-utilization", metavar="U")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="vllm, sglang, llama.cpp or hitsend.")] = "vllm",
+    engine_version: Annotated[str | None, typer.Option("--engine-version", help="Default: the newest known.")] = None,
+    prefix_caching: Annotated[bool, typer.Option("--prefix-caching/--no-prefix-caching")] = False,
+    mtp: Annotated[int, typer.Option("--mtp", metavar="N", help="Tokens drafted per step.")] = 0,
+    max_num_batched_tokens: Annotated[int | None, typer.Option("--max-num-batched-tokens", metavar="N")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", metavar="N")] = None,
+    available_kv_gib: Annotated[
+        float | None, typer.Option("--available-kv-gib", metavar="X", help="Free for the cache, per GPU.")
+    ] = None,
+    facts: FactsFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Weights, cache, state and how many sequences fit; the formula with its numbers."""
+    known = load_facts(facts)
+    plan = plan_memory(
+        MemoryQuestion(
+            checkpoint=find_checkpoint(model, known),
+            engine=engine,
+            engine_version=engine_version,
+            gpu=None if gpu is None else find_gpu(gpu, known),
+            ranks=Ranks(tp, pp, dcp),
+            weights=weights,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=utilization,
+            prefix_caching=prefix_caching,
+            drafts=mtp,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            available_kv_bytes=None if available_kv_gib is None else int(available_kv_gib * GIB),
+        )
+    )
+    found = document(plan)
+    print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
+
+
+def memory_text(found: dict[str, Any]) -> list[str]:
+    """The same document for a reader."""
+    verdict = {True: "fits", False: "does not fit", None: "nobody said on what"}[found["fits"]]
+    lines = [f"{found['model']} on {found['engine']}, {found['max_model_len']:,} tokens a sequence: {verdict}"]
+    if found["max_concurrency"] is not None:
+        lines.append(
+            f"  {found['max_concurrency']:,.2f} sequences at once, {found['kv_pool_tokens']:,} tokens in the pool"
+        )
+    lines += [f"  {line}" for line in found["explain"]]
+    lines.append(f"  first to break: {found['breaks_first']}")
+    would = found["would_fit"]
+    told = {"longest_len": "longest sequence", "smallest_tp": "smallest --tp", "weights": "--weights"}
+    fits = [
+        f"{told[key]} {value:,}" if isinstance(value, int) else f"{told[key]} {value}"
+        for key, value in would.items()
+        if value
+    ]
+    if fits:
+        lines.append(f"  would fit: {', '.join(fits)}")
+    return lines
+
+
+def check_logs(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Records of engines' logs, as tests/plan/data has them.")
+    ],
+    verbose: Annotated[bool, typer.Option("--all/--misses", help="Every row, or the misses only.")] = True,
+    facts: FactsFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Plan what engines logged, and compare: KV bytes, state, tokens, concurrency."""
+    rows = compare_logs(read_logs(file), load_facts(facts))
+    found = scores(rows)
+    if as_json:
+        print(msgspec.json.encode({"rows": rows, "scores": found}).decode())
+        return
+    for row in rows:
+        if verbose or not row.ok:
+            numbers = "-" if row.logged is None or row.planned is None else f"{row.logged:,.10g} | {row.planned:,.10g}"
+            error = "" if row.error is None else f"{row.error:+.2%}"
+            mark = "ok" if row.ok else "MISS"
+            print(f"{mark:4} {row.test:6} {row.id}: {row.quantity} {numbers} {error} {row.why}".rstrip())
+    for score in found:
+        share = score.ok / score.rows
+        print(f"{score.test}: {score.ok} of {score.rows} within {score.within:.0%} ({share:.1%})")

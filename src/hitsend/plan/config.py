@@ -1,0 +1,277 @@
+"""A model's config.json as a `Checkpoint`: which layer keeps what, and how many parameters it has.
+
+Enters: the decoded JSON and where it came from. Leaves: a `Checkpoint`. Always true: an architecture that isn't in
+`FAMILIES` is refused by name, and so is a key that is missing; a layer is attention, latent attention, recurrent or
+neither, and that comes from the config's own list or pattern. Next: `matrices.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hitsend.core.errors import ConfigError
+from hitsend.plan import matrices
+from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
+from hitsend.plan.families import FAMILIES, Family
+from hitsend.plan.keys import Keys
+from hitsend.plan.patterns import ATTENTION, RECURRENT, kinds_of_layers, shared_from
+
+
+def checkpoint_of(
+    config: Mapping[str, Any], source: str, *, name: str | None = None, uncertain: tuple[str, ...] = ()
+) -> Checkpoint:
+    """Read a config. Raises ConfigError that names the architecture or the key."""
+    keys = Keys(config, source)
+    family = _family(keys)
+    kinds = kinds_of_layers(keys, family)
+    shared = shared_from(keys, kinds)
+    layers = tuple(_layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds))
+    kv_kinds = [kind for kind in kinds if kind in ATTENTION]
+    mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+    last = _layer(keys, family, kv_kinds[-1], len(kinds) - 1, is_shared=False) if kv_kinds else Layer()
+    return Checkpoint(
+        name=name or str(keys.find("_name_or_path") or source),
+        architecture=keys.model_type,
+        source=source,
+        layers=layers,
+        mtp_layers=(_mtp(keys, last),) * mtp,
+        hidden=None if keys.flag("kv_only") else keys.number("hidden_size"),
+        vocab=keys.maybe("vocab_size") or None,
+        context=keys.maybe("max_position_embeddings") or None,
+        top=_top(keys, family),
+        intermediate=keys.maybe("intermediate_size", "moe_intermediate_size", "ffn_dim") or None,
+        experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
+        expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
+        weights=weights_of(config),
+        uncertain=(*uncertain, *_unsure(keys)),
+    )
+
+
+def weights_of(config: Mapping[str, Any]) -> str | None:
+    """What the config says the weights are quantised to; None: 16 bit. Raises ConfigError for an unknown method."""
+    quantised = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not quantised:
+        return None
+    text = str(quantised).lower()
+    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "").lower()
+    if "mxfp4" in method:
+        return "mxfp4"
+    if "nvfp4" in text or "fp4" in method:
+        return "nvfp4"
+    if method in {"awq", "gptq", "auto-round", "autoround"}:
+        return "int8" if quantised.get("bits") == 8 else "int4"
+    if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"}:
+        is_int4 = "'num_bits': 4" in text
+        if is_int4 and "self_attn" in str(quantised.get("ignore")):
+            return "int4-experts"
+        is_int = "'type': 'int'" in text
+        return "int4" if is_int4 else "int8" if is_int else "fp8"
+    raise ConfigError(f"quantization_config.quant_method is {method!r}; say --weights bf16, fp8, int8, int4 or nvfp4")
+
+
+def _family(keys: Keys) -> Family:
+    found = FAMILIES.get(keys.model_type) or FAMILIES.get(keys.outer_type)
+    if found is None:
+        what = keys.model_type or "(no model_type)"
+        raise ConfigError(
+            f"{keys.source}: the planner doesn't know the architecture {what!r} and won't guess; it knows "
+            + ", ".join(sorted(FAMILIES))
+        )
+    return found
+
+
+def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool) -> Layer:
+    kv = _kv(keys, family, kind) if kind in ATTENTION else None
+    state = _state(keys, kind) if kind in RECURRENT else None
+    if keys.flag("kv_only"):
+        return Layer(kv=kv, state=state, shares_kv=is_shared)
+    hidden = keys.number("hidden_size")
+    params = Params()
+    if kv is not None:
+        params += _attention(keys, family, kv, hidden)
+    if state is not None:
+        params += matrices.mamba(hidden, state) if state.kind == "mamba2" else matrices.delta_net(hidden, state)
+    if family.is_one_mixer_per_block:
+        params += _experts(keys, family, hidden) if kind == "moe" else Params()
+        params += Params(mlp=_width(keys, "intermediate_size", hidden, family)) if kind == "mlp" else Params()
+        params += Params(norms=hidden)
+    else:
+        params += _feed_forward(keys, family, index, hidden) + Params(norms=family.norms_per_layer * hidden)
+    return Layer(kv=kv, state=state, shares_kv=is_shared, params=params)
+
+
+def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
+    if family.is_latent:
+        return _latent(keys)
+    heads = keys.number("num_attention_heads", "n_head")
+    is_global = kind == "full_attention"
+    kv_heads = keys.maybe("num_global_key_value_heads") if is_global else 0
+    kv_heads = (
+        kv_heads
+        or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
+        or keys.number("num_key_value_heads")
+    )
+    dim = keys.maybe("global_head_dim") if is_global else 0
+    dim = dim or keys.maybe("head_dim", "attention_head_dim") or family.head_dim or 0
+    if not dim:
+        hidden = keys.number("hidden_size")
+        if hidden % heads:
+            raise ConfigError(
+                f"{keys.source}: the key 'head_dim' is missing, and {hidden} / {heads} is no whole number"
+            )
+        dim = hidden // heads
+    window = keys.number("sliding_window") if kind == "sliding_attention" else None
+    chunk = keys.maybe("attention_chunk_size", default=8192) if kind == "chunked_attention" else None
+    return KvLayer(kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk)
+
+
+def _latent(keys: Keys) -> KvLayer:
+    heads, rope = keys.number("num_attention_heads"), keys.number("qk_rope_head_dim")
+    key = 0 if keys.flag("kv_only") else keys.number("qk_nope_head_dim") + rope
+    return KvLayer(
+        kv_heads=1,
+        heads=heads,
+        key_dim=key,
+        value_dim=0 if keys.flag("kv_only") else keys.number("v_head_dim"),
+        latent_dim=keys.number("kv_lora_rank"),
+        rope_dim=rope,
+        indexer_dim=keys.maybe("index_head_dim"),
+    )
+
+
+def _state(keys: Keys, kind: str) -> StateLayer:
+    dtype = keys.find("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    if kind == "mamba":
+        return StateLayer(
+            kind="mamba2",
+            kernel=keys.number("conv_kernel", "mamba_d_conv"),
+            groups=keys.number("n_groups", "mamba_n_groups"),
+            key_dim=keys.number("ssm_state_size", "mamba_d_state"),
+            value_heads=keys.number("mamba_num_heads", "mamba_n_heads"),
+            value_dim=keys.number("mamba_head_dim", "mamba_d_head"),
+            dtype=dtype,
+        )
+    linear = keys.find("linear_attn_config")
+    if isinstance(linear, dict):
+        inner = Keys({**linear, "model_type": keys.model_type}, keys.source)
+        heads, dim = inner.number("num_heads"), inner.number("head_dim")
+        kernel = inner.number("short_conv_kernel_size")
+        return StateLayer("kda", kernel, groups=heads, key_dim=dim, value_heads=heads, value_dim=dim, dtype="float32")
+    return StateLayer(
+        kind="gdn",
+        kernel=keys.number("linear_conv_kernel_dim"),
+        groups=keys.number("linear_num_key_heads"),
+        key_dim=keys.number("linear_key_head_dim"),
+        value_heads=keys.number("linear_num_value_heads"),
+        value_dim=keys.number("linear_value_head_dim"),
+        dtype=dtype,
+    )
+
+
+def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
+    if kv.latent_dim is not None:
+        return matrices.latent_attention(hidden, kv, keys.maybe("q_lora_rank") or None, keys.maybe("index_n_heads"))
+    query, each = kv.heads * kv.key_dim, kv.kv_heads * kv.key_dim
+    biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
+    biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
+    biases += kv.heads if family.has_sinks else 0
+    has_qk_norm = family.has_qk_norm or keys.flag("use_qk_norm")
+    return matrices.grouped_attention(
+        hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=has_qk_norm, biases=biases
+    )
+
+
+def _feed_forward(keys: Keys, family: Family, index: int, hidden: int) -> Params:
+    if not _is_sparse(keys, index):
+        return Params(mlp=_width(keys, family.dense_width, hidden, family))
+    both = Params(mlp=_width(keys, family.dense_width, hidden, family)) if family.has_mlp_beside_experts else Params()
+    return both + _experts(keys, family, hidden)
+
+
+def _width(keys: Keys, key: str, hidden: int, family: Family) -> int:
+    width = keys.number(key, "intermediate_size", "ffn_dim")
+    if family.is_gated_mlp:
+        return matrices.gated_mlp(hidden, width)
+    return matrices.plain_mlp(hidden, width) + (hidden + width if family.has_mlp_bias else 0)
+
+
+def num_experts(keys: Keys) -> int:
+    """Routed experts of a layer; 0 for a dense model."""
+    return keys.maybe("num_experts", "n_routed_experts", "num_local_experts")
+
+
+def _is_sparse(keys: Keys, index: int) -> bool:
+    if not num_experts(keys) or index < keys.maybe("first_k_dense_replace"):
+        return False
+    if index in (keys.find("mlp_only_layers") or ()):
+        return False
+    step = keys.maybe("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq_step", default=1)
+    return (index + 1) % max(1, step) == 0
+
+
+def _experts(keys: Keys, family: Family, hidden: int) -> Params:
+    count, active = num_experts(keys), keys.number("num_experts_per_tok", "top_k_experts", "moe_topk")
+    width = keys.number("moe_intermediate_size", "intermediate_size")
+    # LatentMoE: the experts work in a smaller space, one projection down and one up for all of them
+    latent = keys.maybe("moe_latent_size")
+    inner = latent or hidden
+    each = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(inner, width)
+    each += (2 * width + hidden) if family.has_expert_bias else 0
+    shared_width = (
+        keys.maybe("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+        or keys.maybe("n_shared_experts", "num_shared_experts", default=family.shared_experts) * width
+    )
+    shared = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(hidden, shared_width)
+    shared += hidden if family.has_shared_gate and shared_width else 0
+    return Params(
+        routed_experts=count * each,
+        active_experts=active * each,
+        shared_experts=shared + (2 * hidden * latent),
+        router=hidden * count + (count if family.has_router_bias else 0),
+    )
+
+
+def _top(keys: Keys, family: Family) -> Params | None:
+    if keys.flag("kv_only"):
+        return None
+    hidden, vocab = keys.number("hidden_size"), keys.number("vocab_size")
+    positions = (keys.number("max_position_embeddings") + 2) * hidden if family.has_learned_positions else 0
+    # Gemma's small models look up one more short vector per layer
+    each = keys.maybe("hidden_size_per_layer_input") * keys.maybe("vocab_size_per_layer_input")
+    return Params(
+        embedding=vocab * hidden + positions + each * keys.number("num_hidden_layers", "n_layer"),
+        head=0 if keys.flag("tie_word_embeddings", default=family.is_tied_by_default) else vocab * hidden,
+        norms=hidden * family.final_norms,
+        other=keys.maybe("vision_params") or _vision(keys),
+    )
+
+
+def _vision(keys: Keys) -> int:
+    """A vision tower's blocks, four projections and an MLP each (arXiv 2010.11929): its patches and projector are
+    small."""
+    tower = keys.find("vision_config")
+    if not isinstance(tower, dict):
+        return 0
+    sizes = [
+        tower.get("hidden_size"),
+        tower.get("depth") or tower.get("num_hidden_layers"),
+        tower.get("intermediate_size"),
+    ]
+    hidden, depth, width = (size if isinstance(size, int) else 0 for size in sizes)
+    return depth * (4 * hidden * hidden + 2 * hidden * width)
+
+
+def _unsure(keys: Keys) -> tuple[str, ...]:
+    if not isinstance(keys.find("vision_config"), dict) or keys.maybe("vision_params"):
+        return ()
+    counted = _vision(keys)
+    if counted:
+        return (f"the vision tower, counted as {counted:,} parameters in its blocks",)
+    return ("the vision tower's parameters are not counted: vision_config doesn't tell its shapes",)
+
+
+def _mtp(keys: Keys, last: Layer) -> Layer:
+    """A whole layer more, and the projection that joins the token before with the hidden state (arXiv 2412.19437)."""
+    if last.params is None:
+        return last
+    hidden = keys.number("hidden_size")
+    return Layer(kv=last.kv, params=last.params + Params(attention=2 * hidden * hidden, norms=3 * hidden))

@@ -1,0 +1,123 @@
+"""The architectures that the planner knows, by the `model_type` of their config.json, and how they differ.
+
+Enters: nothing. Leaves: `FAMILIES`. Always true: what isn't here is refused; what a family's config leaves out because
+its modelling code has a default for it stands here. Next: `patterns.py`.
+"""
+
+import msgspec
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """How one family's modelling code differs from Llama's."""
+
+    head_dim: int | None = None
+    """The modelling code's own default, where it isn't hidden / heads."""
+    is_mha_by_default: bool = False
+    """No `num_key_value_heads` means as many as query heads."""
+    is_latent: bool = False
+    is_gated_attention: bool = False
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    has_out_bias: bool = False
+    has_sinks: bool = False
+    is_gated_mlp: bool = True
+    has_mlp_bias: bool = False
+    has_expert_bias: bool = False
+    has_mlp_beside_experts: bool = False
+    has_shared_gate: bool = False
+    has_router_bias: bool = False
+    shared_experts: int = 0
+    norms_per_layer: int = 2
+    final_norms: int = 1
+    has_learned_positions: bool = False
+    is_tied_by_default: bool = False
+    is_one_mixer_per_block: bool = False
+    dense_width: str = "intermediate_size"
+    sliding_pattern: int = 0
+    """Every so-many-th layer reads everything, the others a window, where the config has no list of its own."""
+    is_sliding_throughout: bool = False
+    full_interval: int = 0
+    """Every so-many-th layer is attention, the others recurrent, where the config doesn't say."""
+    chunked_interval: int = 0
+
+
+_LLAMA = Family(is_mha_by_default=True)
+_MISTRAL = Family(is_sliding_throughout=True)
+_QWEN_BIASED = Family(has_qkv_bias=True)
+_QWEN_NORMED = Family(has_qk_norm=True, head_dim=128)
+_HYBRID_QWEN = Family(has_qk_norm=True, is_gated_attention=True, has_shared_gate=True, full_interval=4, head_dim=256)
+_GEMMA = Family(has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, head_dim=256)
+_GEMMA_FOUR = Family(
+    has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, has_mlp_beside_experts=True
+)
+_LATENT = Family(is_latent=True)
+_LATENT_BIASED = Family(is_latent=True, has_router_bias=True)
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "llava": _LLAMA,
+    "phi3": Family(is_mha_by_default=True, is_sliding_throughout=True),
+    "granite": _LLAMA,
+    "smollm3": Family(),
+    "mistral": _MISTRAL,
+    "mistral3": _MISTRAL,
+    "ministral3": _MISTRAL,
+    "mixtral": _MISTRAL,
+    "qwen2": _QWEN_BIASED,
+    "qwen2_vl": _QWEN_BIASED,
+    "qwen2_5_vl": _QWEN_BIASED,
+    "qwen2_moe": Family(has_qkv_bias=True, has_shared_gate=True),
+    "qwen3": _QWEN_NORMED,
+    "qwen3_moe": _QWEN_NORMED,
+    "qwen3_vl": _QWEN_NORMED,
+    "qwen3_vl_text": _QWEN_NORMED,
+    "qwen3_vl_moe": _QWEN_NORMED,
+    "qwen3_vl_moe_text": _QWEN_NORMED,
+    "qwen3_next": _HYBRID_QWEN,
+    "qwen3_5": _HYBRID_QWEN,
+    "qwen3_5_text": _HYBRID_QWEN,
+    "qwen3_5_moe": _HYBRID_QWEN,
+    "qwen3_5_moe_text": _HYBRID_QWEN,
+    "gemma": Family(head_dim=256, is_tied_by_default=True),
+    "gemma2": Family(norms_per_layer=4, is_tied_by_default=True, sliding_pattern=2, head_dim=256),
+    "gemma3": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "gemma4": _GEMMA_FOUR,
+    "gemma4_text": _GEMMA_FOUR,
+    "gpt_oss": Family(
+        has_qkv_bias=True,
+        has_out_bias=True,
+        has_sinks=True,
+        has_expert_bias=True,
+        has_router_bias=True,
+        sliding_pattern=2,
+        head_dim=64,
+    ),
+    "opt": Family(
+        is_mha_by_default=True,
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated_mlp=False,
+        has_mlp_bias=True,
+        norms_per_layer=4,
+        final_norms=2,
+        has_learned_positions=True,
+        is_tied_by_default=True,
+    ),
+    "minimax_m2": Family(),
+    "glm4_moe": Family(has_qkv_bias=True),
+    "llama4": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
+    "llama4_text": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT_BIASED,
+    "deepseek_v32": _LATENT_BIASED,
+    "glm_moe_dsa": _LATENT_BIASED,
+    "kimi_k2": _LATENT_BIASED,
+    "kimi_k25": _LATENT_BIASED,
+    "kimi_linear": Family(is_latent=True),
+    "sarvam_mla": _LATENT,
+    "nemotron_h": Family(is_one_mixer_per_block=True, is_gated_mlp=False),
+    "granitemoehybrid": Family(dense_width="shared_intermediate_size"),
+    "cohere": Family(norms_per_layer=1, is_tied_by_default=True),
+    "cohere2": Family(norms_per_layer=1, is_tied_by_default=True, sliding_pattern=4),
+}

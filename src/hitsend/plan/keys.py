@@ -1,0 +1,68 @@
+"""Reading numbers out of a model's config so that what is missing gets its name.
+
+Enters: a decoded config.json. Leaves: numbers. Always true: a key that is needed and isn't there, or isn't a usable
+number, is a ConfigError that names the key and the file; nothing gets a silent default. Next: `config.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hitsend.core.errors import ConfigError
+
+MAX_NUMBER = 2**40
+
+
+class Keys:
+    """A config, its text part flattened over it: multimodal checkpoints keep the language model in `text_config`."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        inner = config.get("text_config") or config.get("llm_config") or config.get("language_config") or {}
+        self.values: dict[str, Any] = {**config, **inner}
+        self.source = source
+        outer_type = config.get("model_type")
+        self.model_type = str(inner.get("model_type") or outer_type or "")
+        self.outer_type = str(outer_type or self.model_type)
+
+    def find(self, *names: str) -> Any:
+        """The first of these keys that is there and not null."""
+        for name in names:
+            value = self.values.get(name)
+            if value is not None:
+                return value
+        return None
+
+    def number(self, *names: str) -> int:
+        """A positive whole number that must be there. Raises ConfigError."""
+        value = self.find(*names)
+        if value is None:
+            raise ConfigError(f"{self.source}: the key {names[0]!r} is missing, and {self.model_type} needs it")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_NUMBER:
+            raise ConfigError(f"{self.source}: {names[0]} is {value!r}, needed is a whole number above 0")
+        return value
+
+    def maybe(self, *names: str, default: int = 0) -> int:
+        """The same where it may be missing or 0. Raises ConfigError for what is no number."""
+        value = self.find(*names)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+            raise ConfigError(f"{self.source}: {names[0]} is {value!r}, needed is a whole number")
+        return value
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """True or false. Raises ConfigError for anything else."""
+        value = self.find(*names)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.source}: {names[0]} is {value!r}, needed is true or false")
+        return value
+
+    def words(self, *names: str) -> list[str]:
+        """A list of words, or an empty one. Raises ConfigError."""
+        value = self.find(*names)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise ConfigError(f"{self.source}: {names[0]} must be a list of words")
+        return value

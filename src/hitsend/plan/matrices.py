@@ -1,0 +1,66 @@
+"""Parameters, counted from the shapes of the matrices.
+
+Enters: dimensions. Leaves: `Params` of one layer. Always true: each function is the list of the matrices that the
+published modelling code of the family creates, in that order; nothing is fitted. Next: `memory.py`.
+"""
+
+from hitsend.plan.checkpoint import KvLayer, Params, StateLayer
+
+
+def grouped_attention(hidden: int, kv: KvLayer, *, is_gated: bool, has_qk_norm: bool, biases: int) -> Params:
+    """Grouped-query attention (arXiv 2305.13245): q, k, v, o. Gated (Qwen3-Next): q twice as wide. `biases`:
+    elements."""
+    query = hidden * kv.heads * kv.key_dim * (2 if is_gated else 1)
+    keys_values = hidden * kv.kv_heads * (kv.key_dim + kv.value_dim)
+    out = kv.heads * kv.value_dim * hidden
+    norms = 2 * kv.key_dim if has_qk_norm else 0
+    return Params(attention=query + keys_values + out + biases, norms=norms)
+
+
+def latent_attention(hidden: int, kv: KvLayer, query_rank: int | None, index_heads: int) -> Params:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1): q_a, q_b, kv_a, kv_b, o and their norms.
+
+    The down-projections are on every rank. The indexer (DeepSeek-V3.2) is q, k, weights and k's norm.
+    """
+    latent = kv.latent_dim or 0
+    nope = kv.key_dim - kv.rope_dim
+    down = hidden * (latent + kv.rope_dim)
+    if query_rank:
+        down += hidden * query_rank
+        up_query = query_rank * kv.heads * kv.key_dim
+    else:
+        up_query = hidden * kv.heads * kv.key_dim
+    up = latent * kv.heads * (nope + kv.value_dim) + kv.heads * kv.value_dim * hidden
+    indexer = 0
+    if kv.indexer_dim:
+        indexer = (query_rank or hidden) * index_heads * kv.indexer_dim + hidden * (kv.indexer_dim + index_heads)
+    return Params(attention=down + up_query + up + indexer, norms=latent + (query_rank or 0), replicated=down + indexer)
+
+
+def delta_net(hidden: int, state: StateLayer) -> Params:
+    """Gated DeltaNet (arXiv 2412.06464): q, k, v, gate, beta, decay, convolution, A, dt, norm, out."""
+    value = state.value_heads * state.value_dim
+    into = hidden * (state.conv_channels + value + 2 * state.value_heads)
+    return Params(
+        recurrent=into + state.conv_channels * state.kernel + 2 * state.value_heads + value * hidden,
+        norms=state.value_dim,
+    )
+
+
+def mamba(hidden: int, state: StateLayer) -> Params:
+    """Mamba-2 (arXiv 2405.21060): one projection to z, x, B, C and dt, convolution with bias, A, D, dt, norm, out."""
+    inner = state.value_heads * state.value_dim
+    into = hidden * (inner + state.conv_channels + state.value_heads)
+    return Params(
+        recurrent=into + state.conv_channels * (state.kernel + 1) + 3 * state.value_heads + inner * hidden, norms=inner
+    )
+
+
+def gated_mlp(hidden: int, intermediate: int) -> int:
+    """Gate, up and down (arXiv 2002.05202)."""
+    return 3 * hidden * intermediate
+
+
+def plain_mlp(hidden: int, intermediate: int) -> int:
+    """Up and down."""
+    return 2 * hidden * intermediate

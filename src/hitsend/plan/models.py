@@ -1,0 +1,121 @@
+"""Which checkpoint somebody means: a known name, a config.json, a folder of safetensors, or a GGUF file.
+
+Enters: what was typed. Leaves: a `Checkpoint`. Always true: what is there as a file goes before a name; a name is
+matched without its owner and without endings that don't change a shape (Instruct, FP8 …), and what an ending says about
+the weights is kept; a name that nobody knows is refused with the nearest ones. Next: `formats.py`.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.plan.checkpoint import Checkpoint
+from hitsend.plan.config import checkpoint_of
+from hitsend.plan.facts import Facts, KnownModel
+from hitsend.plan.weights import gguf_checkpoint, read_json, safetensors_checkpoint
+
+_ENDINGS = {
+    "fp8": "fp8",
+    "dynamic": "fp8-dynamic",
+    **dict.fromkeys(("w8a8", "int8", "8bit"), "int8"),
+    **dict.fromkeys(("awq", "gptq", "int4", "4bit", "w4a16", "autoround", "g128"), "int4"),
+    **dict.fromkeys(("nvfp4", "fp4"), "nvfp4"),
+    "mxfp4": "mxfp4",
+    **dict.fromkeys(("bf16", "fp16", "f16"), "bf16"),
+    **dict.fromkeys(
+        (
+            *("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview"),
+            *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
+        )
+    ),
+}
+"""Endings of names that leave every shape as it is, and the weights they mean."""
+
+
+_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|xl")
+
+
+def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
+    """Raises ConfigError that says what was looked for."""
+    path = Path(wanted)
+    if path.is_dir():
+        if any(path.glob("*.safetensors")):
+            return safetensors_checkpoint(path)
+        path /= "config.json"
+    if path.suffix == ".gguf" and path.is_file():
+        return gguf_checkpoint(path)
+    if path.suffix == ".json" and path.is_file():
+        return checkpoint_of(read_json(path), str(path), name=path.parent.name or path.stem)
+    if path.suffix in {".json", ".gguf", ".safetensors"}:
+        raise ConfigError(f"--model {wanted}: there is no such file")
+    return _named(wanted, facts)
+
+
+def _named(wanted: str, facts: Facts) -> Checkpoint:
+    table = _table(facts)
+    weights: str | None = None
+    for name, meant in _shorter(_plain(wanted)):
+        weights = weights or meant
+        found = table.get(name)
+        if found is not None:
+            unsure = (*found.uncertain, *_other_context(wanted, found))
+            shown = _shown(wanted, found)
+            checkpoint = checkpoint_of(found.config, found.source, name=shown, uncertain=unsure)
+            return msgspec.structs.replace(
+                checkpoint, as_of=found.as_of.isoformat(), weights=weights or checkpoint.weights
+            )
+    near = difflib.get_close_matches(_plain(wanted), table, n=3, cutoff=0.5)
+    raise ConfigError(
+        f"--model {wanted}: no file, and no model of that name is known"
+        + (f"; near it are {', '.join(table[name].name for name in near)}" if near else "")
+        + "; give its config.json, a folder of safetensors or a GGUF file"
+    )
+
+
+@cache
+def _table(facts: Facts) -> dict[str, KnownModel]:
+    table: dict[str, KnownModel] = {}
+    for model in reversed(facts.models):
+        for name in (*model.aliases, model.name):
+            table[_plain(name)] = model
+    for model in facts.models:
+        for name in (model.name, *model.aliases):
+            for shorter, _ in _shorter(_plain(name)):
+                table.setdefault(shorter, model)
+    return table
+
+
+def _shown(wanted: str, found: KnownModel) -> str:
+    """The known name, with what was asked for where that is another model of the same shapes."""
+    same = _plain(found.name).startswith(_plain(wanted)) or _plain(wanted).startswith(_plain(found.name))
+    return found.name if same else f"{wanted} (shapes of {found.name})"
+
+
+_SAME_CONTEXT = re.compile(r"(-(instruct|it|chat|hf|base|fp8|dynamic|bf16|awq|gptq|int4|nvfp4|gguf))*")
+
+
+def _other_context(wanted: str, found: KnownModel) -> tuple[str, ...]:
+    """Later releases of one shape often read further."""
+    name, known = _plain(wanted), _plain(found.name)
+    same = known.startswith(name) or (name.startswith(known) and _SAME_CONTEXT.fullmatch(name[len(known) :]))
+    return () if same else (f"the context length, which is that of {found.name}",)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_.:/]+", "-", name.casefold().rsplit("/", 1)[-1]).strip("-")
+
+
+def _shorter(name: str) -> Iterator[tuple[str, str | None]]:
+    """The name, then without its last ending and what that means, and so on."""
+    yield name, None
+    while True:
+        head, _, ending = name.rpartition("-")
+        if not head or not (ending in _ENDINGS or _GGUF_ENDING.fullmatch(ending)):
+            return
+        name = head
+        yield name, _ENDINGS.get(ending)

@@ -1,0 +1,47 @@
+"""What changed in vLLM from one version to the next, as far as memory is concerned.
+
+Enters: a version as somebody wrote it. Leaves: yes or no. Always true: an unknown version is the newest. Next:
+`memory.py`.
+"""
+
+import re
+
+NEW_LOG = (0, 20, 2)
+"""The log's "GPU KV cache size" became int(max_concurrency * max_model_len): 0.20.0 still prints the old one."""
+WINDOW_GROUPS = (0, 10, 0)
+"""Sliding layers got groups of their own with the hybrid allocator."""
+
+CHUNKED_PREFILL = (0, 8, 0)
+"""V1 became the default: a step's batch no longer has to hold a whole prompt."""
+GRAPHS_IN_POOL = (0, 21, 0)
+"""The memory profile measures the graphs too."""
+
+
+def number_of(version: str | None) -> tuple[int, ...] | None:
+    """`v0.18.2rc1.dev73+gdb7` is (0, 18, 2). None where it holds no number of that form."""
+    found = re.search(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.(\d+))?", version or "")
+    return None if found is None else tuple(int(part or 0) for part in found.groups())
+
+
+def has_new_log(version: str | None) -> bool:
+    """Whether the printed cache size is the newer formula."""
+    number = number_of(version)
+    return number is None or number >= NEW_LOG
+
+
+def has_window_groups(version: str | None) -> bool:
+    """Whether sliding layers are charged for their window only."""
+    number = number_of(version)
+    return number is None or number >= WINDOW_GROUPS
+
+
+def has_chunked_prefill(version: str | None) -> bool:
+    """Whether a profiled step is smaller than the longest prompt."""
+    number = number_of(version)
+    return number is None or number >= CHUNKED_PREFILL
+
+
+def has_graphs_in_pool(version: str | None) -> bool:
+    """Whether graphs are taken off the pool."""
+    number = number_of(version)
+    return number is None or number >= GRAPHS_IN_POOL

@@ -1,0 +1,154 @@
+"""`hitsend plan`: what a person reads, what a program reads, and what isn't loaded for it.
+
+The golden texts are read by people before they are written: HITSEND_WRITE_GOLDEN=1 writes them anew.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hitsend.cli import CallFailed, plan
+from hitsend.cli.plan_tokens import PIECE_CHARACTERS, pieces
+from hitsend.core.errors import ConfigError
+from hitsend.core.request import Usage
+from hitsend.serve.database.connection import database_url
+from hitsend.serve.usage.ledger import Settlement
+from hitsend.serve.usage.pricing import Price
+from tests.usage.storage import storage, wanted
+
+GOLDEN = Path(__file__).parents[1] / "plan" / "data" / "golden"
+LOGS = Path(__file__).parents[1] / "plan" / "data" / "kv_logs.json"
+
+SHOWN = {
+    "memory_hybrid": (
+        "memory --model Qwen3.8-27B --gpu H200 --max-model-len 32768 --kv-dtype fp8 --prefix-caching --mtp 2"
+    ),
+    "memory_too_large": "memory --model meta-llama/Llama-3.1-70B --gpu H100 --max-model-len 8192",
+    "memory_ranks": "memory --model Qwen3-235B-A22B-FP8 --gpu H200 --tp 8 --max-model-len 32768",
+    "memory_latent": "memory --model DeepSeek-V3.2 --tp 8 --kv-dtype fp8 --available-kv-gib 41.76 --max-model-len 8192",
+    "memory_windows": "memory --model gemma-4-31B-it --available-kv-gib 69.75 --max-model-len 8192",
+    "memory_llama": (
+        "memory --model gpt-oss-20b --engine llama.cpp --kv-dtype q8_0 --available-kv-gib 8 --max-model-len 16384"
+    ),
+    "memory_sglang": "memory --model Qwen3.5-9B --engine sglang --tp 2 --available-kv-gib 9.5 --max-model-len 8192",
+    "cost": "cost --requests 30000 --input 1200 --output 400 --price workers-ai:qwen3.8-27b --price 0.45/3.20",
+    "cost_thinking": "cost --requests 30000 --input 1200 --output 400 --reasoning 800 --price workers-ai:qwen3.8-27b",
+    "cost_batch": "cost --requests 1000 --input 2000 --output 100 --cached-share 0.5 --batch --price openai:gpt-5-mini",
+    "check_logs_misses": f"check-logs {LOGS} --misses",
+}
+
+
+def run(*words, expected=0):
+    result = CliRunner().invoke(plan.app, list(words), catch_exceptions=False)
+    assert result.exit_code == expected, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_a_person_reads(name):
+    text = run(*shlex.split(SHOWN[name]))
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("HITSEND_WRITE_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_json_is_one_document_with_the_agreed_keys():
+    found = json.loads(run(*shlex.split(SHOWN["memory_hybrid"]), "--json"))
+    assert found["kv_bytes_per_token"] == 32_768
+    assert found["fits"] is True
+    found = json.loads(run(*shlex.split(SHOWN["cost"]), "--json"))
+    assert (found["gross_usd"], found["blended_usd"], found["neurons"]) == (54.6, 21.6, 4_963_632)
+    assert [one["price"] for one in found["providers"]] == ["workers-ai:@cf/qwen/qwen3.8-27b", "0.45/3.20"]
+    found = json.loads(run("check-logs", str(LOGS), "--json"))
+    assert {score["test"] for score in found["scores"]} == {"bytes", "pool", "solved", "gpu"}
+
+
+def test_warnings_about_the_data(tmp_path):
+    text = run("data", "check", "--today", "2026-11-29")
+    assert "conflict: RunPod secure: H100 SXM 80GB" in text
+    found = json.loads(run("data", "check", "--today", "2026-11-29", "--json"))
+    assert {"stale", "conflict", "uncertain"} == {one["kind"] for one in found["warnings"]}
+    run("data", "check", "--today", "2026-11-29", "--strict", expected=1)
+
+
+def test_flags_that_exclude_each_other_are_named():
+    with pytest.raises(CallFailed, match="--requests, --input and --output are needed"):
+        run("cost", "--price", "1/2")
+    with pytest.raises(CallFailed, match="one of them"):
+        run("cost", "--price", "1/2", "--from-ledger", "--requests", "1")
+    with pytest.raises(ConfigError, match="--cached-share"):
+        run("cost", "--price", "1/2", "--requests", "1", "--input", "1", "--output", "1", "--cached-share", "half")
+
+
+def test_recorded_traffic_is_planned_by_its_own_days(tmp_path):
+    async def fill():
+        async with storage(database_url(None, tmp_path)) as opened:
+            for number in range(4):
+                hold = await opened.ledger.reserve(wanted(f"r{number}", price=Price("u", 450_000, 3_200_000)))
+                usage = Usage(1000, 100, cached_tokens=200, reasoning_tokens=40)
+                await opened.ledger.settle(hold, Settlement(usage, "stop"))
+                opened.clock.seconds += 43_200.0
+
+    asyncio.run(fill())
+    words = ("cost", "--from-ledger", "--data", str(tmp_path), "--price", "0.45/3.20", "--json")
+    found = json.loads(run(*words))
+    assert (found["requests"], found["input_tokens"], found["cached_tokens"]) == (4, 4000, 800)
+    assert (found["output_tokens"], found["reasoning_tokens"]) == (400, 160)
+    assert found["days"] in (2, 3)
+    assert found["gross_microusd"] == round(4000 * 0.45 + 400 * 3.2)
+    empty = tmp_path / "empty"
+    with pytest.raises(CallFailed, match="no settled request"):
+        run("cost", "--from-ledger", "--data", str(empty), "--price", "1/2")
+
+
+def test_the_planner_loads_nothing_of_the_server_and_no_network():
+    """Its import must stay cheap: what would make it slow, or reach out, isn't there afterwards."""
+    code = (
+        "import sys, pkgutil, importlib, hitsend.plan as plan\n"
+        "for module in pkgutil.iter_modules(plan.__path__): importlib.import_module('hitsend.plan.' + module.name)\n"
+        "bad = {'asyncio', 'socket', 'ssl', 'http', 'ctypes', 'sqlite3', 'sqlalchemy', 'aiohttp', 'numpy', 'typer',\n"
+        "       'rich', 'starlette', 'uvicorn', 'jinja2', 'threading_', 'hitsend.serve', 'hitsend.settings'}\n"
+        "print(sorted(bad & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+def test_long_texts_are_cut_behind_line_ends_and_lose_nothing():
+    text = ("x" * 99 + "\n") * 5000 + "end"
+    cut = pieces(text)
+    assert "".join(cut) == text
+    assert all(len(piece) <= PIECE_CHARACTERS for piece in cut)
+    assert all(piece.endswith("\n") for piece in cut[:-1])
+    assert "".join(pieces("y" * 450_000)) == "y" * 450_000
+    assert pieces("") == []
+
+
+def test_a_tokenizer_file_needs_its_library_or_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("some words")
+    with pytest.raises(CallFailed, match="--tokenizer"):
+        run("tokens", str(tmp_path / "a.txt"), "--tokenizer", str(tmp_path / "none.json"))
+    with pytest.raises(CallFailed, match="can't read"):
+        run("tokens", str(tmp_path / "none.txt"))
+
+
+@pytest.mark.model
+def test_texts_are_counted_by_the_tokenizer_that_serves(tmp_path):
+    (tmp_path / "en.txt").write_text("The house is in the street and it is not on the hill.\n" * 3)
+    (tmp_path / "de.txt").write_text("Das Haus ist nicht auf dem Berg und die Leute sind auch nicht da.\n" * 3)
+    words = ("tokens", str(tmp_path / "en.txt"), str(tmp_path / "de.txt"), "--model", "smollm2-135m")
+    found = json.loads(run(*words, "--price", "0.45/3.20", "--json"))
+    english, german = found["files"]
+    assert (english["language"], german["language"]) == ("en", "de")
+    assert german["fertility"] > english["fertility"] > 1
+    assert german["input_usd"] == pytest.approx(german["tokens"] * 0.45e-6)
+    assert sum(group["tokens"] for group in found["groups"]) == english["tokens"] + german["tokens"]
+    assert "de prose" in run(*words)
