@@ -23,7 +23,6 @@ from typing import Any
 
 import aiohttp
 
-from bench.client import one
 from bench.serving import bundled_gguf, hitsend, machine
 
 Target = tuple[str, str, int]
