@@ -75,6 +75,28 @@ def story(rng: random.Random, model: str, output_tokens: int) -> dict[str, Any]:
 WORKLOADS = {"edit": edit, "story": story}
 
 
+async def one(session: aiohttp.ClientSession, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Run one request and time its tokens."""
+    sent = time.perf_counter()
+    first = last = None
+    usage: dict[str, Any] = {}
+    async with session.post(f"{url}/v1/chat/completions", json=payload) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            if any(choice.get("delta", {}).get("content") for choice in chunk.get("choices", ())):
+                last = time.perf_counter()
+                first = first or last
+    if first is None or last is None:
+        raise RuntimeError("an answer without text")
+    tokens = usage["completion_tokens"]
+    tpot = (last - first) / (tokens - 1) * 1000 if tokens > 1 else None
+    return {"ttft_ms": (first - sent) * 1000, "tpot_ms": tpot, "output": tokens, "prompt": usage["prompt_tokens"]}
+
+
 async def wave(target: Target, bodies: list[dict[str, Any]]) -> dict[str, float]:
     """All at once; tokens per second of the whole wave, and while decoding (the median request's)."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
