@@ -86,10 +86,8 @@ class AccessSettings(Section, frozen=True):
     max_tools_bytes: Positive = 256 * 1024
     """Names, descriptions and schemas of all tools, as JSON."""
     max_stop: Positive = 4
-    """Stop strings."""
     max_stop_chars: Positive = 256
     max_n: Positive = 8
-    """Choices."""
     max_prompts: Positive = 16
     """Prompts of one request to /v1/completions."""
     max_inputs: Positive = 256
@@ -249,7 +247,6 @@ class TracingSettings(Section, frozen=True):
     sample_share: Share = 1.0
     """Of requests whose client doesn't say whether they are to be traced."""
     timeout_s: Annotated[int, Meta(ge=1, le=60)] = 5
-    """For one batch to be taken."""
     max_spans: Annotated[int, Meta(ge=512)] = 4096
     """Spans that wait to be sent; more are dropped."""
 

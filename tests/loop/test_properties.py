@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Abort, Pause, Resume, Shutdown, StepReport, Submit, WasAdmitted, WasMatched
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven
 
 pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples

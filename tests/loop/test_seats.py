@@ -8,7 +8,7 @@ from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.costs import Costs
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Abort, Pause, Resume, Submit, WasMatched
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven
 
 A = tuple(1 + i % 50 for i in range(40))

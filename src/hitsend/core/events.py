@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.drafts import Drafted
 from hitsend.core.limits import LevelCheck
 from hitsend.core.request import SamplingParams
 
@@ -194,7 +195,10 @@ class Resumed(Event, frozen=True):
 
 
 class Step(Event, frozen=True):
-    """One pass of the loop in which this request took part: its own tokens and the whole batch beside them."""
+    """One pass of the loop in which this request took part: its own tokens and the whole batch beside them.
+
+    `decode_tokens` counts what stayed; `drafts` are guesses that were checked in this pass, right or not.
+    """
 
     step: int
     started_at: float
@@ -204,6 +208,7 @@ class Step(Event, frozen=True):
     batch_prefill_tokens: int
     batch_decode_tokens: int
     batch_sequences: int
+    drafts: tuple[Drafted, ...] = ()
 
 
 class FirstToken(Event, frozen=True):

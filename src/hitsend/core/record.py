@@ -13,6 +13,7 @@ import msgspec
 from hitsend.core import events as ev
 from hitsend.core import shown
 from hitsend.core.clock import Clock
+from hitsend.core.drafts import DraftCounts
 from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
 from hitsend.core.limits import RateWindows
@@ -52,6 +53,7 @@ class Flight:
         self.closed_at: float | None = None
         self.first_token_at: float | None = None
         self.token_gaps_s: list[float] = []
+        self.drafts = DraftCounts()
         self.traceparent: str | None = None
         self.output_text: dict[int, list[str]] = {}
         self.output_reasoning: dict[int, list[str]] = {}
@@ -190,6 +192,7 @@ class Flight:
             "trace_id": self.traceparent[3:35] if self.traceparent else None,
             "principal": _shown(self.principal),
             "cells_total": self.cells_total,
+            "drafts": self.drafts.shown(),
             "ledger": self.ledger,
         }
         for name, found in (("output_text", self.output_text), ("output_reasoning", self.output_reasoning)):
@@ -251,7 +254,10 @@ class Flight:
         if event.decode_tokens and self._last_token_at is not None:
             if len(self.token_gaps_s) < _MAX_GAPS:
                 self.token_gaps_s.append(event.ended_at - self._last_token_at)
+                self.token_gaps_s += [0.0] * sum(drafted.accepted for drafted in event.drafts)
             self._last_token_at = event.ended_at
+        for drafted in event.drafts:
+            self.drafts.add(drafted)
 
     def _on_first_token(self, event: ev.FirstToken) -> None:
         if self.first_token_at is None:

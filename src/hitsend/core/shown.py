@@ -61,6 +61,7 @@ def _shown(kept: dict[str, Any]) -> dict[str, Any]:
         "sampling_sources": _last(events, "fitted", "sources"),
         "limits": [one for event in events if event["type"] in _WITH_LIMITS for one in event["limits"]],
         "cells": _cells(events, kept["cells_total"]),
+        "drafts": kept.get("drafts"),
         "ledger": kept["ledger"],
     }
     return record | {name: kept[name] for name in _OUTPUTS if name in kept}

@@ -30,7 +30,7 @@ from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.figures import Observer
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import EngineCounts
-from hitsend.settings import AdapterSettings, Settings
+from hitsend.settings import AdapterSettings, EngineSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -129,14 +129,14 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
 def worker_config(settings: Settings, found: ModelFile) -> WorkerConfig:
     """What the child of the model that is always there is told."""
     adapters = adapters_of(settings, (found.name,), is_default=True)
-    return WorkerConfig(found.name, found.weights_path, settings.engine, adapters)
+    return WorkerConfig(found.name, found.weights_path, engine_settings(settings), adapters)
 
 
 def _embedded(
     settings: Settings, config: WorkerConfig, clock: Clock, on_step: Callable[[StepFigures], None]
 ) -> EmbeddedEngine:
     return EmbeddedEngine(
-        settings.engine,
+        config.settings,
         config.model_path,
         clock,
         model=config.name,
@@ -161,6 +161,14 @@ def find_model(settings: Settings) -> ModelFile:
 def find_weights(settings: Settings) -> ModelFile:
     """The same, with its weights in the layout that was asked for. May take minutes (converting, measuring)."""
     return laid_out(find_model(settings), models_dir(settings), settings.engine, logger.info)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's section, with the draft model's file found. Raises ConfigError."""
+    draft = settings.engine.draft_model
+    if draft is None:
+        return settings.engine
+    return msgspec.structs.replace(settings.engine, draft_model=resolve(draft, models_dir(settings)).path)
 
 
 def models_dir(settings: Settings) -> Path:

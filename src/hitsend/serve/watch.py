@@ -86,6 +86,7 @@ class Watch:
         now, facts = msgspec.to_builtins(self._embedded.state()), self._embedded.facts
         engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
         engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode, "layout": facts.layout}
+        engine |= {"speculation": facts.speculation, "speculation_reason": facts.speculation_reason}
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:

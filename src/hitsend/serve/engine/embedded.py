@@ -244,6 +244,7 @@ class EmbeddedEngine:
                 output_tokens=sum(len(row.sampled) for row in report.rows),
                 step_s=report.ended_at - (figures.step_ended_at or report.started_at),
                 decode_s=report.decode_s,
+                drafts=tuple(row.drafted for row in report.rows if row.drafted is not None),
             )
         )
         # what lies between two steps is the loop's own time, unless there was nothing to do

@@ -174,6 +174,7 @@ class EmbeddedGeneration:
                 batch_prefill_tokens=batch.prefill_tokens,
                 batch_decode_tokens=batch.decode_tokens,
                 batch_sequences=batch.sequences,
+                drafts=tuple(row.drafted for row in rows if row.drafted is not None),
             )
         )
         for row in rows:

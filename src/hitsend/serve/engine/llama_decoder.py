@@ -71,6 +71,16 @@ class LlamaDecoder:
         self.on_progress: Callable[[], None] | None = None
 
     @property
+    def model(self) -> LoadedModel:
+        """What it computes with."""
+        return self._model
+
+    @property
+    def plan(self) -> CellPlan:
+        """Its slots and cells."""
+        return self._plan
+
+    @property
     def vocab_size(self) -> int:
         """Length of a row of logits."""
         return self._vocab_size

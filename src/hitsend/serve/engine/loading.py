@@ -20,6 +20,7 @@ from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
@@ -48,6 +49,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         kv_type=settings.kv_type,
     )
     decoder.warm_up()
+    speculation, why_not = way_to_speculate(decoder, settings)
     facts = EngineFacts(
         model=config.name,
         architecture=header.architecture,
@@ -68,6 +70,8 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         metadata=dict(model.metadata),
         layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
         kv_type=settings.kv_type,
+        speculation=speculation,
+        speculation_reason=why_not,
     )
     return decoder, facts, compiler_for(model)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
+from hitsend.core.drafts import Drafted
 from hitsend.core.events import (
     Admitted,
     Answered,
@@ -154,13 +155,17 @@ class Generation(Protocol):
 
 
 class StepFigures(msgspec.Struct, frozen=True):
-    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model."""
+    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model.
+
+    `decode_tokens` counts what stayed of what was computed; `drafts` tells what was guessed.
+    """
 
     prefill_tokens: int
     decode_tokens: int
     output_tokens: int
     step_s: float
     decode_s: float
+    drafts: tuple[Drafted, ...] = ()
 
 
 class EngineState(msgspec.Struct, frozen=True):

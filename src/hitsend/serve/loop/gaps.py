@@ -7,7 +7,7 @@ Next: `batch.py`.
 
 import msgspec
 
-from hitsend.serve.loop.scheduler import Roster, StepPlan
+from hitsend.serve.loop.roster import Roster, StepPlan
 
 
 class Move(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
+from hitsend.core.drafts import Drafted
 from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
@@ -72,7 +73,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
     `cells_per_slot` is the most one sequence can hold. `state_bytes_per_slot` is the fixed recurrent state of hybrid
     models (0 for pure attention). `cache_secret` is drawn by each child: salts of its prefix cache are made with it.
-    `library` names the libllama build. `layout` is that of the weights that were loaded.
+    `library` names the libllama build. `layout` is that of the weights that were loaded. `speculation` is where guesses
+    come from (`off`: there are none; `speculation_reason` says why not, where that wasn't asked for).
     """
 
     model: str
@@ -94,6 +96,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     metadata: dict[str, Any] = {}
     layout: str = "as-shipped"
     kv_type: str = "f16"
+    speculation: str = "off"
+    speculation_reason: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -154,6 +158,8 @@ class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One choice's part in a step; `sampled` is empty while its prompt isn't finished.
 
+    `decode_tokens` counts what stays in its cache: its pending token and what was right of `drafted`.
+
     `scored`: the next tokens of the prompt, where the request wants their log-probabilities.
     Without any tokens of its own, but with a sampled one: it got a copy of the prompt that a sibling computed."""
 
@@ -163,6 +169,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int
     sampled: tuple[SampledToken, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
+    drafted: Drafted | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -26,7 +26,7 @@ from hitsend.serve.loop.prefix_cache import CacheRules, Entry, Found, PrefixCach
 from hitsend.serve.loop.sequence import Sequence
 
 if TYPE_CHECKING:
-    from hitsend.serve.loop.scheduler import LoopLimits, Share
+    from hitsend.serve.loop.roster import LoopLimits, Share
 
 
 class Seats:
@@ -106,6 +106,8 @@ class Seats:
             self.kv.release(slot)
             self._decoder.release(slot)
             return slot
+        if self._decoder.can_go_back:  # behind its last token may lie what was guessed and is not wanted
+            self._decoder.truncate(slot, sequence.num_computed_tokens)
         self.kv.keep(slot)
         self._add_live(kept, slot)
         return slot

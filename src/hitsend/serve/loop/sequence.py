@@ -12,6 +12,7 @@ from hitsend.serve.loop.prefix_cache import Entry, Ids, ids
 from hitsend.serve.loop.prompt_scores import PromptScores
 from hitsend.serve.loop.sampler import Sampler
 from hitsend.serve.loop.shares import path_of
+from hitsend.serve.loop.speculate import Lookup
 
 
 class Sequence:
@@ -23,6 +24,7 @@ class Sequence:
     `scores`: where the prompt's log-probabilities are wanted, how far they are; one object for all choices.
     `leader` computes the beginning of this prompt for somebody else, and is waited for; `entry` is what others may find
     of this one; a checkpoint is due at each of `checkpoints`. `num_cached_tokens` of the prompt came from the cache.
+    `lookup`: its guesses at what it says next, from its first decode on where there are drafts.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
@@ -44,6 +46,7 @@ class Sequence:
         "is_paused",
         "last_step",
         "leader",
+        "lookup",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -86,19 +89,19 @@ class Sequence:
         self.deadline_at = at + submit.deadline_s
         self.token_ids = list(submit.prompt_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.last_step = 0
         self.num_prompt_tokens_computed = self.num_cached_tokens = 0
         self.num_parked_tokens = self.num_reuses = 0
         self.cache_salt = submit.cache_salt
         self.boundaries = submit.boundaries
         self.prompt_ids = ids(submit.prompt_token_ids)
         self.checkpoints: tuple[int, ...] = ()
-        self.has_looked = False
         self.leader: Sequence | None = None
         self.entry: Entry | None = None
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
         self.scores: PromptScores | None = None
+        self.lookup: Lookup | None = None
         self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,
@@ -110,9 +113,8 @@ class Sequence:
         )
         self.state = State.WAITING
         self.slot: int | None = None
-        self.is_paused = False
+        self.is_paused = self.has_looked = False
         self.admitted_at: float | None = None
-        self.last_step = 0
 
     @property
     def held_slot(self) -> int:
