@@ -58,7 +58,7 @@ SHOWN = {
 }
 
 FLEET = (
-    "fleet --peak-rps 5 --slo-ttft 2s --slo-tpot 150ms --timing 40,4,10 --input 40 --output 12 --requests 30 "
+    "fleet --peak-rps 5 --slo-ttft 800ms --slo-tpot 100ms --timing 40,4,10 --input 40 --output 12 --requests 30 "
     "--usd-per-gpu-hour 2"
 )
 """No golden text: what the scheduler does is its own tests' business."""
@@ -102,11 +102,14 @@ def test_new_documents_have_the_keys_that_the_text_shows(tmp_path):
     assert [one["keeps_slo"] for one in found] == sorted((one["keeps_slo"] for one in found), reverse=True)
 
 
-def test_a_fleet_is_told_in_words_and_as_json():
-    text = run(*shlex.split(FLEET))
-    assert "goodput by rate on one replica:" in text
-    assert "autoscaling: add one above" in text
+def test_a_fleet_is_told_in_words_and_as_json(tmp_path):
     found = json.loads(run(*shlex.split(FLEET), "--json"))
+    assert "goodput by rate on one replica:" in found["explain"]
+    assert any(line.startswith("autoscaling: add one above") for line in found["explain"])
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(f'{{"at_s": {number}, "input_tokens": 20, "output_tokens": 4}}' for number in range(12)))
+    text = run(*shlex.split(FLEET), "--trace", str(trace))
+    assert text.startswith(("1 replicas", "2 replicas", "3 replicas", "4 replicas", "5 replicas"))
     assert found["gpus_with_spare"] == found["replicas"] + 1
     assert found["replicas_range"][0] <= found["replicas"] <= found["replicas_range"][1]
     assert len(found["curve"]) > 4

@@ -61,7 +61,7 @@ def fleet(
     ] = None,
     requests: Annotated[
         int, typer.Option("--requests", min=20, max=MAX_REQUESTS, help="At least, in a simulated run.")
-    ] = 100,
+    ] = 150,
     seed: Annotated[int, typer.Option("--seed")] = 1,
     safety: Annotated[float, typer.Option("--safety", help="Factor on the peak.")] = 1.2,
     cold_start: Annotated[
@@ -171,7 +171,14 @@ def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
 
 def _place(given: Given, slots: int, cells: int, longest: int) -> Place:
     cells = min(cells, slots * longest)
-    return Place(slots=slots, cells_per_slot=longest, cells=cells, step_tokens=given.step_tokens)
+    return Place(
+        slots=slots,
+        cells_per_slot=longest,
+        cells=cells,
+        step_tokens=given.step_tokens,
+        tpot_target_s=given.slo_tpot / 1e3,
+        ttft_target_s=given.slo_ttft / 1e3,
+    )
 
 
 def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:

@@ -27,7 +27,7 @@ SEARCH_STEPS = 5
 SLOWEST_PER_S = 1 / 3600
 NEAR = 1.25
 """How far another draw's limit may lie before the search starts wider."""
-CURVE = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+CURVE = (0.25, 0.5, 0.75, 1.0, 1.25)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +38,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     cells: int
     step_tokens: int = 2048
     max_waiting: int = 256
+    tpot_target_s: float = 0.1
+    ttft_target_s: float = 2.0
+    """What the scheduler paces its steps by (`serve/loop/pace.py`): set to the goal, as an operator would."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -212,7 +215,7 @@ def sustainable(
         low, high = start / step, start
         while not keeps(low) and low > SLOWEST_PER_S:
             low, high = low / step, low
-    for _ in range(SEARCH_STEPS - 2 if near else SEARCH_STEPS):
+    for _ in range(SEARCH_STEPS - 3 if near else SEARCH_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low
@@ -240,7 +243,7 @@ def level(
         per_s=per_s,
         kept=kept,
         goodput_per_s=per_s * kept,
-        output_tokens_per_s=_leaving(counted),
+        output_tokens_per_s=_per_s(served, counted[0].at_s, counted[-1].at_s),
         ttft_p50_s=nearest(ttft, 0.5),
         ttft_p99_s=nearest(ttft, 0.99),
         tpot_p50_s=nearest(tpot, 0.5),
@@ -249,10 +252,18 @@ def level(
     )
 
 
-def _leaving(counted: Sequence[Served]) -> float:
-    """Tokens per second of the time in which these requests ended."""
-    ends = [one.ended_s for one in counted]
-    return sum(one.tokens for one in counted) / max(1e-9, max(ends) - min(ends))
+def _per_s(served: Sequence[Served], start_s: float, stop_s: float) -> float:
+    """Output tokens a second between two instants; a request's tokens are spread evenly over its decoding."""
+    found = 0.0
+    for one in served:
+        if one.ttft_s is not None:
+            first = one.at_s + one.ttft_s
+            inside = min(one.ended_s, stop_s) - max(first, start_s)
+            if one.tokens == 1:
+                found += start_s <= first < stop_s
+            elif inside > 0:
+                found += one.tokens * inside / (one.ended_s - first)
+    return found / max(1e-9, stop_s - start_s)
 
 
 def requests_for(question: FleetQuestion, draw: Sequence[Arrival], per_s: float) -> int:

@@ -17,7 +17,7 @@ from hitsend.plan.timing import StepTiming
 from hitsend.plan.traffic import Arrival
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Done, Report, StepReport, Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 
 VOCAB = 64
@@ -55,6 +55,8 @@ class TimedDecoder:
         self.num_cells = place.cells
         self.max_batch_tokens = place.step_tokens
         self.end_token_ids: frozenset[int] = frozenset()
+        self.adapter_names: frozenset[str] = frozenset()
+        self.can_go_back = True
         self.token_bytes = tuple(bytes([token]) for token in range(VOCAB))
         self._clock, self._timing = clock, timing
         self._shared, self._has_shared = shared, False
@@ -110,7 +112,12 @@ class _Run:
         self._clock = CountedClock()
         shared = max((one.shared for one in arrivals), default=0)
         decoder = TimedDecoder(self._clock, timing, place, shared=shared)
-        limits = LoopLimits(step_tokens=place.step_tokens, max_waiting=place.max_waiting)
+        limits = LoopLimits(
+            step_tokens=place.step_tokens,
+            max_waiting=place.max_waiting,
+            tpot_target_s=place.tpot_target_s,
+            ttft_target_s=place.ttft_target_s,
+        )
         self._loop = Loop(decoder, limits, self._clock)
         self._arrivals = arrivals
         self._first: dict[str, float] = {}
