@@ -137,6 +137,24 @@ def test_more_work_never_takes_less_time(batch, entry, leave, tp, model):
         assert more.ttft_ms.value >= plan.ttft_ms.value
 
 
+@pytest.mark.parametrize(
+    ("gpu", "weights", "tokens_per_s"),
+    [
+        ("3090", "gguf:Q4_K_M", 111.74),
+        ("3090", "bf16", 46.51),
+        ("4090", "gguf:Q4_K_M", 127.74),
+        ("4090", "bf16", 54.34),
+    ],
+)
+def test_an_engine_that_was_never_fitted(gpu, weights, tokens_per_s):
+    """llama.cpp, Llama-3-8B, one sequence (XiongjieDai/GPU-Benchmarks-on-LLM-Inference at aa72e0e)."""
+    card = find_gpu(gpu, FACTS)
+    plan = plan_speed(ask("Llama-3.1-8B", card, engine="llama.cpp", weights=weights, input=1, output=1024))
+    assert not plan.is_fitted
+    assert plan.tpot_ms.low < 1000 / tokens_per_s < plan.tpot_ms.high
+    assert plan.tpot_ms.value == pytest.approx(1000 / tokens_per_s, rel=0.2)
+
+
 def test_what_queues_gets_no_first_token():
     plan = plan_speed(ask(batch=64, input=8192, output=1024))
     assert plan.queues

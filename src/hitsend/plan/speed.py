@@ -43,8 +43,8 @@ class Spread(msgspec.Struct, frozen=True):
     high: float
 
     def wider(self, factor: float) -> "Spread":
-        """Both ends further from 1."""
-        return Spread(self.low**factor, self.high**factor)
+        """Both ends so much further from 1, the lower one never below a tenth."""
+        return Spread(max(0.1, 1 - (1 - self.low) * factor), 1 + (self.high - 1) * factor)
 
     @property
     def width(self) -> float:
