@@ -102,19 +102,31 @@ def test_new_documents_have_the_keys_that_the_text_shows(tmp_path):
     assert [one["keeps_slo"] for one in found] == sorted((one["keeps_slo"] for one in found), reverse=True)
 
 
-def test_a_fleet_is_told_in_words_and_as_json(tmp_path):
+def test_a_fleet_is_told_in_words_and_as_json():
     found = json.loads(run(*shlex.split(FLEET), "--json"))
     assert "goodput by rate on one replica:" in found["explain"]
     assert any(line.startswith("autoscaling: add one above") for line in found["explain"])
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("\n".join(f'{{"at_s": {number}, "input_tokens": 20, "output_tokens": 4}}' for number in range(12)))
-    text = run(*shlex.split(FLEET), "--trace", str(trace))
-    assert text.startswith(("1 replicas", "2 replicas", "3 replicas", "4 replicas", "5 replicas"))
     assert found["gpus_with_spare"] == found["replicas"] + 1
     assert found["replicas_range"][0] <= found["replicas"] <= found["replicas_range"][1]
     assert len(found["curve"]) > 4
     with pytest.raises(CallFailed, match="--model and --gpu"):
         run("fleet", "--peak-rps", "1", "--slo-ttft", "1s", "--slo-tpot", "1s")
+
+
+def test_a_trace_is_planned_for_and_simulated(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(f'{{"at_s": {number}, "input_tokens": 20, "output_tokens": 4}}' for number in range(12)))
+    text = run(*shlex.split(FLEET), "--trace", str(trace))
+    assert text.startswith(("1 replicas", "2 replicas", "3 replicas", "4 replicas", "5 replicas"))
+    words = ("simulate", "--trace", str(trace), "--timing", "40,4,10")
+    found = json.loads(run(*words, "--json"))
+    assert (found["requests"], found["refused"]) == (12, 0)
+    # one at a time: 20 tokens of prompt, then three more of the answer
+    assert found["ttft_ms"]["p99"] == pytest.approx(40 + 20 * 4)
+    assert found["tpot_ms"]["p50"] == pytest.approx(50)
+    assert "step times: 40.000 ms" in run(*words)
+    with pytest.raises(CallFailed, match="--timing or --calibrate"):
+        run("simulate", "--trace", str(trace))
 
 
 def test_a_measurement_makes_the_interval_narrower(tmp_path):

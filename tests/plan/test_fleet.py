@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan.calibrate import Point
 from hitsend.plan.fleet import (
     FleetQuestion,
     Place,
@@ -21,7 +22,7 @@ from hitsend.plan.fleet_text import fleet_document
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.simulate import simulate
 from hitsend.plan.speed import SpeedQuestion, plan_speed
-from hitsend.plan.timing import MeasuredTiming, PlannedTiming, read_timing
+from hitsend.plan.timing import MeasuredTiming, PlannedTiming, fit_timing, read_timing
 from hitsend.plan.traffic import Arrival, Traffic, at_rate, make_arrivals, rate_of, read_trace
 from tests.plan.asked import FACTS, answer, known
 
@@ -151,6 +152,19 @@ def test_traces_are_read_or_refused_by_line(tmp_path):
         file.write_text(line)
         with pytest.raises(ConfigError, match=said):
             read_trace(file)
+
+
+def test_step_times_are_found_from_a_load_test():
+    def point(running):
+        tpot = 4 + running * (3 + 100 / 50 * 2)
+        ttft = 100 * 2 + 4 if running == 1 else None
+        return Point(concurrency=running, input=100, output=50, cached=0, ttft_ms=ttft, tpot_ms=tpot)
+
+    found = fit_timing([point(1), point(4), point(8)], 512)
+    assert found.step_s(1, 0, 0) == pytest.approx(0.007, rel=0.02)
+    assert found.step_s(0, 100, 0) == pytest.approx(0.204, rel=0.02)
+    with pytest.raises(ConfigError, match="one request at a time"):
+        fit_timing([point(4)], 512)
 
 
 def test_step_times_that_mean_nothing_are_refused():

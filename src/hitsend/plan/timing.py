@@ -4,13 +4,20 @@ Enters: a planned system, or three measured numbers. Leaves: a `StepTiming`. Alw
 less time; the same constants as `plan speed`, so that a full steady batch takes what it says. Next: `simulate.py`.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan.calibrate import Point
+from hitsend.plan.fit import fit_terms
 from hitsend.plan.speed import Factors, SpeedPlan
 from hitsend.plan.terms import Load, System, step_terms
+
+ALONE = 1.5
+"""Requests in flight below which a first token waits for nobody."""
 
 
 class StepTiming(Protocol):
@@ -76,6 +83,33 @@ class PlannedTiming:
         terms = step_terms(system, Load(running=running * asked.layout.pp, input=context or prompt, output=1.0))
         constants = self._plan.constants.tpot
         return {name: value * constants.get(name, 0.0) * self._factors.get(name, 1.0) for name, value in terms.items()}
+
+
+def fit_timing(points: Sequence[Point], step_tokens: int) -> MeasuredTiming:
+    """From a load test's levels of different concurrency. Raises ConfigError where they can't tell three numbers apart.
+
+    TPOT = step + running * decode + running * input / output * prefill; TTFT of one at a time = input * prefill + a
+    step per chunk. Least relative errors, none below 0.
+    """
+    rows: list[dict[str, float]] = []
+    times: list[float] = []
+    for point in points:
+        fresh = max(1.0, point.input - point.cached)
+        running = point.concurrency
+        rows.append({"step": 1.0, "decode": running, "prefill": running * fresh / point.output})
+        times.append(point.tpot_ms)
+        if point.ttft_ms is not None and running < ALONE:
+            rows.append({"step": math.ceil(fresh / step_tokens), "decode": 0.0, "prefill": fresh})
+            times.append(point.ttft_ms)
+    if len(rows) < 3:
+        raise ConfigError("step times need a load test with one request at a time and another level, such as 1,4")
+    found = fit_terms(rows, times)
+    timing = MeasuredTiming(
+        step_ms=found.get("step", 0.0), prefill_ms=found.get("prefill", 0.0), decode_ms=found.get("decode", 0.0)
+    )
+    if min(timing.step_ms + timing.prefill_ms, timing.step_ms + timing.decode_ms) <= 0:
+        raise ConfigError("step times can't be told from this load test: its levels contradict each other")
+    return timing
 
 
 def read_timing(text: str) -> MeasuredTiming:
