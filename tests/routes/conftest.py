@@ -34,7 +34,7 @@ class Routed(Gateway):
         return (await self.answer(path="/v1/routes/explain", **fields))[1]
 
     async def rows(self):
-        return (await self.get("/admin/ledger"))["rows"]
+        return [one["row"] for one in (await self.get("/admin/ledger"))["data"]]
 
     async def route(self):
         return (await self.get("/inspect/state"))["routes"]["auto"]

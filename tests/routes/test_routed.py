@@ -6,7 +6,7 @@ import pytest
 
 from tests.mock_upstream import USAGE, good
 
-WORDS = {"content": "x"}
+pytestmark = pytest.mark.slow  # a server each
 
 
 def fails(status):
