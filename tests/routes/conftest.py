@@ -33,6 +33,12 @@ class Routed(Gateway):
     async def explain(self, **fields):
         return (await self.answer(path="/v1/routes/explain", **fields))[1]
 
+    async def drifted(self):
+        """What doesn't agree once nothing runs."""
+        await self.idle()
+        found = await self.get("/admin/reconcile")
+        return [check for check in found["checks"] if check["name"] in found["drifted"]]
+
     async def rows(self):
         return [one["row"] for one in (await self.get("/admin/ledger"))["data"]]
 

@@ -77,8 +77,9 @@ async def test_what_fails_before_its_first_byte_is_asked_elsewhere_and_billed_on
         assert (record["ledger"]["model"], record["ledger"]["engine"]) == ("b", "engine-b")
         assert record["ledger"]["cost_microusd"] == record["cost_microusd"] == 7 * 10 + 3 * 20
         assert sum(one["ms"] for one in record["segments"]) == pytest.approx(record["wall_ms"], abs=0.1)
-        assert len(await gate.rows()) == 1
-        assert (await gate.idle())["holds_open"] == 0
+        assert [row["cost_microusd"] for row in await gate.rows() if row["key_name"] != "route:auto"] == [130]
+        assert await gate.drifted() == []
+        assert (await gate.get("/inspect/state"))["holds_open"] == 0
 
 
 async def test_silence_is_given_up_and_asked_elsewhere(routed):
@@ -91,6 +92,13 @@ async def test_silence_is_given_up_and_asked_elsewhere(routed):
         assert status == 200
         assert [event["code"] for event in events(record, "abandoned")] == ["engine_timeout"]
         assert record["ledger"]["prompt_tokens"] == 7
+        (gone,) = events(record, "abandoned")
+        rows = {row["request_id"]: row for row in await gate.rows()}
+        assert set(rows) == {"r1", "r1/tried/a"}
+        tried = rows["r1/tried/a"]  # it may have worked: a cost, but nobody's
+        assert (tried["key_name"], tried["is_estimate"]) == ("route:auto", True)
+        assert tried["cost_microusd"] == gone["cost_microusd"] > 0
+        assert await gate.drifted() == []
 
 
 async def test_nobody_else_is_asked_after_the_first_byte(routed):
@@ -246,6 +254,7 @@ async def test_a_shadow_gets_a_copy_and_never_holds_up_the_answer(routed):
         assert copy["ledger"]["cost_microusd"] == 130
         assert (await gate.idle())["holds_open"] == 0
         shadow = (await gate.route())["shadow"]
+        assert await gate.drifted() == []
         assert (shadow["num_copied"], shadow["num_skipped"], shadow["num_same"]) == (1, 1, 1)
 
 
@@ -294,6 +303,7 @@ async def test_a_draft_that_is_rejected_is_never_seen_and_both_costs_are_written
         assert (draft["key_name"] == "route:auto") is not bills
         state = await gate.route()
         assert [one["num_rejected"] for one in state["engines"]] == [1, 0]
+        assert await gate.drifted() == []
 
 
 async def test_a_judge_is_asked_on_the_routes_account(routed):

@@ -258,7 +258,7 @@ def _services(
         text=_own_text(stages, routing),
         records=flights,
         models=lambda: served,
-        model_state=watch.model_state,
+        model_state=lambda name: watch.model_state(name) | routing.targets.shown(name),
         state=lambda: (
             watch.state()
             | ({"embedder": embedder.state()} if embedder is not None else {})

@@ -1,4 +1,4 @@
-"""Runs beside a request: copies for a shadow, questions to a judge.
+"""Runs beside a request: copies for a shadow, questions to a judge; and the rows of engines that were given up.
 
 Enters: a request, the model that gets it, and on whose behalf. Leaves: what was answered and what it cost. Always true:
 such a run has a flight record, a hold and a ledger row of its own, under nobody's key and within nobody's limits; it
@@ -15,10 +15,14 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ServeError
+from hitsend.core.events import ChoiceFinished, Routed, Settled
+from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
 from hitsend.core.request import Delta, Principal, Request
 from hitsend.serve.pipeline import run
 from hitsend.serve.stages import Stages
+from hitsend.serve.usage.ledger import Settlement
+from hitsend.serve.usage.rows import HoldRequest, LedgerRow
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,15 @@ class Aside(msgspec.Struct, frozen=True):
     wall_s: float
     ttft_s: float | None
     error: str | None = None
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A part of a request's way that had a cost: on whose account, since when (the clock's seconds), and how much."""
+
+    hold: HoldRequest
+    settlement: Settlement
+    route: str
+    began_at: float
 
 
 class Asides:
@@ -76,6 +89,31 @@ class Asides:
         first = None if flight.first_token_at is None else flight.first_token_at - flight.received_at
         code = flight.error.code if flight.error is not None else None
         return Aside("".join(texts), flight.cost_microusd, flight.wall_ms / 1000.0, first, code)
+
+    async def keep(self, tried: Tried) -> LedgerRow:
+        """Write down what an engine that was given up had computed: a row and a record of their own."""
+        hold, ledger, usage = tried.hold, self._stages.ledger, tried.settlement.usage
+        flight = self._flights.open(hold.request_id, hold.principal)
+        flight.received_at, flight.model = tried.began_at, hold.model
+        try:
+            flight.record(Routed(hold.engine, hold.model, f"given up: {tried.settlement.reason}", route=tried.route))
+            for state in (State.PREPARED, State.RESERVED, State.RUNNING):
+                flight.enter(state)
+            flight.usage = usage
+            now, taken = self.clock.now(), await ledger.reserve(hold)
+            flight.ledger = row = await ledger.settle(taken, tried.settlement)
+            reason, discarded = tried.settlement.reason, tried.settlement.discarded_tokens
+            flight.finish_reason = reason
+            flight.record(ChoiceFinished(0, reason, usage.completion_tokens, discarded))
+            counts = (usage.prompt_tokens, usage.completion_tokens, row.cost_microusd)
+            flight.record(Settled(now, self.clock.now(), taken.hold_id, *counts, reason))
+            flight.enter(State.FINISHED)
+        except ServeError as error:
+            flight.fail(error)
+            raise
+        finally:
+            self._flights.close(flight)
+        return row
 
     def copy(self, request: Request, route: str, most: int, seen: Callable[[Aside], None]) -> str | None:
         """Send a copy on its way, unless `most` of this route's run: then None. Returns its record's id."""

@@ -2,9 +2,9 @@
 
 Enters: a `Request` and the `Flight` that records it, as for `pipeline.py`. Leaves: the same items. Always true: there
 is one hold and one row, which is that of the engine that answered; another engine is asked only while the client has
-got nothing; what an engine that was given up had computed is billed to nobody, but for rejected drafts where the
-settings say so; the route's name must be among the caller's models, its engines needn't; the answer names the route.
-Next: `pipeline.py`.
+got nothing; what an engine that was given up had computed gets a row of its own under nobody's key, but for rejected
+drafts where the settings say that the caller pays; the route's name must be among the caller's models, its engines
+needn't; the answer names the route. Next: `pipeline.py`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -24,11 +24,11 @@ from hitsend.core.errors import (
 from hitsend.core.events import Routed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
-from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
 from hitsend.core.route_events import Abandoned, Judged, Shadowed
 from hitsend.serve.access.rights import check_model
 from hitsend.serve.account import Account
-from hitsend.serve.aside import Asides
+from hitsend.serve.aside import Asides, Tried
 from hitsend.serve.candidates import able_request, facts_of, targets_of
 from hitsend.serve.cascade import Draft, Scorers, Verdict
 from hitsend.serve.engine.router import Decision, Moment, Observed, decide, share_of
@@ -36,12 +36,13 @@ from hitsend.serve.engine.targets import Comparison, Targets
 from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, started, warnings_of
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
-from hitsend.serve.usage.pricing import cost_microusd
+from hitsend.serve.usage.rows import HoldRequest
 from hitsend.settings import RouteSettings
 
 FALLS_THROUGH = (EngineError, ServerOverloaded, RateLimitExceeded, ContextLengthExceeded)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
+REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class _Course:
         self._decision = decision
         self._name = decision.order[0]
         self._account: Account | None = None
+        self._attempt: Attempt | None = None
         self._is_own = False
         self._began_at = 0.0
         self._comparison: Comparison | None = None
@@ -180,22 +182,42 @@ class _Course:
             self._account = await stack.enter_async_context(account_of(attempt, self._flight))
         else:
             await self._account.move(attempt.hold())
-        self._is_own = False
+        self._is_own, self._attempt = False, attempt
         return self._account
 
     async def _give_up(self, error: ServeError) -> None:
-        settlement = None if self._account is None else await self._account.abandon(error.code)
-        self._note(settlement, error.code, error.message, billed=0)
+        await self._leave(error.code, error.message, payer=None)
 
-    def _note(self, settlement: Settlement | None, code: str, message: str, *, billed: int) -> None:
-        stages, model = self._routing.stages, self._model
-        engine = stages.engines[model]
-        tokens, cost = (0, 0), 0
-        if settlement is not None:
-            tokens = settlement.usage.prompt_tokens, settlement.usage.completion_tokens
-            cost = cost_microusd(stages.prices.find(model, is_local=engine.is_local), settlement.usage)
-        now = stages.clock.now()
-        self._flight.record(Abandoned(now, engine.name, model, code, message, *tokens, cost, billed))
+    async def _leave(self, code: str, message: str, *, payer: Principal | None) -> None:
+        """What it had computed gets a row of its own, `payer`'s or nobody's, so that every cost is in the ledger."""
+        attempt, self._attempt = self._attempt, None
+        model = self._model
+        gone = Abandoned(0.0, self._routing.stages.engines[model].name, model, code, message)
+        if self._account is not None and attempt is not None:
+            found = await self._account.abandon(code, bills=payer is not None)
+            if found.usage != Usage() or found.discarded_tokens:
+                gone = await self._written(gone, attempt.hold(), found, payer)
+        now = self._routing.stages.clock.now()
+        self._flight.record(msgspec.structs.replace(gone, at=now))
+
+    async def _written(
+        self, gone: Abandoned, hold: HoldRequest, found: Settlement, payer: Principal | None
+    ) -> Abandoned:
+        suffix = f"{'draft' if found.reason == REJECTED else 'tried'}/{self._name}"
+        principal = payer or Principal(name=f"route:{self._route.model}")
+        hold = msgspec.structs.replace(
+            hold, request_id=f"{hold.request_id}/{suffix}", principal=principal, may_lag=True
+        )
+        row = await self._routing.asides.keep(Tried(hold, found, self._route.model, self._began_at))
+        billed = row.cost_microusd if payer is not None else 0
+        self.billed_microusd += billed
+        return msgspec.structs.replace(
+            gone,
+            prompt_tokens=row.prompt_tokens,
+            completion_tokens=row.completion_tokens,
+            cost_microusd=row.cost_microusd,
+            billed_microusd=billed,
+        )
 
     async def _accepts(self, attempt: Attempt, drafted: Sequence[Delta], scorers: Scorers) -> bool:
         """Judge it. A rejected draft gets a row of its own, so that its cost is in the ledger once."""
@@ -214,22 +236,10 @@ class _Course:
         self._routing.targets.judged(self._route.model, self._name, is_accepted=verdict.accepted)
         if verdict.accepted:
             return True
-        await self._reject(attempt)
         self.observe(is_ok=True)
+        payer = attempt.request.principal if self._route.cascade.bills_drafts else None
+        await self._leave(REJECTED, "the draft was rejected", payer=payer)
         return False
-
-    async def _reject(self, attempt: Attempt) -> None:
-        assert self._account is not None
-        bills, ledger = self._route.cascade.bills_drafts, self._routing.stages.ledger
-        settlement = await self._account.abandon("rejected", bills=bills)
-        hold = attempt.hold()
-        payer = hold.principal if bills else Principal(name=f"route:{self._route.model}")
-        hold = msgspec.structs.replace(
-            hold, request_id=f"{hold.request_id}/draft/{self._name}", principal=payer, may_lag=True
-        )
-        row = await ledger.settle(await ledger.reserve(hold), settlement)
-        self.billed_microusd += row.cost_microusd if bills else 0
-        self._note(settlement, "rejected", "the draft was rejected", billed=row.cost_microusd if bills else 0)
 
     def observe(self, *, is_ok: bool) -> None:
         """What became of the engine that was asked last."""

@@ -12,12 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.engine.router import Observed, canary_fault, error_share, minutes_of, ttft_s
 from hitsend.settings import RouteSettings
 
 KEPT = 200
 """Answers per target that are remembered."""
+
+
+class Named(Protocol):
+    """An engine, as far as a route knows it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102  # as `Engine.name`
 
 
 class ShadowFigures:
@@ -82,7 +88,7 @@ class Comparison:
 class Targets:
     """All routes. `models`: route, then name in it, to served model."""
 
-    def __init__(self, routes: tuple[RouteSettings, ...] = (), engines: Mapping[str, Engine] | None = None) -> None:
+    def __init__(self, routes: tuple[RouteSettings, ...] = (), engines: Mapping[str, Named] | None = None) -> None:
         self.engines = engines or {}
         self.routes: dict[str, RouteSettings] = {}
         self.models: dict[str, dict[str, str]] = {}
@@ -112,6 +118,11 @@ class Targets:
     def judged(self, route: str, name: str, *, is_accepted: bool) -> None:
         """A cascade's draft was."""
         self._judged.setdefault((route, name), [0, 0])[is_accepted] += 1
+
+    def shown(self, model: str) -> dict[str, Any]:
+        """What `/v1/models` adds."""
+        route = self.routes.get(model)
+        return {} if route is None else {"route": route.strategy}
 
     def state(self) -> dict[str, Any]:
         """For `/inspect/state`."""
