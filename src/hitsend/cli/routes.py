@@ -67,7 +67,7 @@ async def _explain(body: dict[str, Any], url: str, key: str | None, model: str |
     async with Client(url, key) as client:
         if model is None:
             served = (await client.get("/v1/models"))["data"]
-            model = next((one["id"] for one in served if one.get("route")), None)
+            model = next((one["id"] for one in served if one.get("hitsend", {}).get("route")), None)
             if model is None:
                 raise CallFailed(f"{url} has no routes; --model names a model")
         return await client.post("/v1/routes/explain", body | {"model": model})
