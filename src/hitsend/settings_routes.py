@@ -40,7 +40,7 @@ class CascadeSettings(Section, frozen=True):
     """`strategy = "cascade"`: an answer of every engine but the last is judged before it is sent. All that is set must
     agree; at least one has to be."""
 
-    min_logprob: Annotated[float, Meta(le=0)] | None = None
+    min_logprob: Annotated[float, Meta(ge=-100, le=0)] | None = None
     """Least mean log-probability per token (`hitsend routes calibrate` finds it)."""
     regex: str | None = None
     """What the whole answer must match (Python's syntax)."""

@@ -1,5 +1,6 @@
 """A server with routes over scripted upstreams, all on real sockets."""
 
+import asyncio
 import contextlib
 from contextlib import asynccontextmanager
 
@@ -41,6 +42,15 @@ class Routed(Gateway):
 
     async def rows(self):
         return [one["row"] for one in (await self.get("/admin/ledger"))["data"]]
+
+    async def compared(self):
+        """The shadow's figures once one copy was compared, or after 10 s as they then are."""
+        for _ in range(500):
+            shadow = (await self.route())["shadow"]
+            if shadow["num_compared"]:
+                break
+            await asyncio.sleep(0.02)
+        return shadow
 
     async def route(self):
         return (await self.get("/inspect/state"))["routes"]["auto"]

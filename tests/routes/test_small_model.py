@@ -27,31 +27,28 @@ prices = { input = 1.0, output = 2.0 }
 model = "auto"
 engines = ["small", "strong"]
 strategy = "cascade"
-cascade = { min_logprob = -0.4, regex = '[A-Z][a-z]+\\.?' }
+cascade = { min_logprob = -9.0, regex = '[^0-9]*' }
 """
 
 
 def test_what_the_small_model_is_not_sure_of_is_the_strong_ones(tmp_path):
-    questions = [*sample()[:3], *sample()[len(CAPITALS) + 2 : len(CAPITALS) + 4]]  # sums fail the regex
+    questions = [sample()[0], sample()[len(CAPITALS)]]  # a city, and a sum, whose answer has digits
     with stub({one.text: one.answer for one in questions}) as strong:
         config = tmp_path / "hitsend.toml"
         config.write_text(TABLE % strong)
         with serving("--config", str(config), data=tmp_path) as server:
-            models = set()
             for number, question in enumerate(questions):
                 messages = [{"role": "user", "content": question.text}]
-                body = {"model": "auto", "messages": messages, "max_tokens": 12, "temperature": 0}
+                body = {"model": "auto", "messages": messages, "max_tokens": 24, "temperature": 0}
                 status, answer, _ = server.post("/v1/chat/completions", body)
                 assert (status, answer["model"]) == (200, "auto")
                 request_id = answer["hitsend"]["request_id"]
                 record = until(lambda one=request_id: server.record(one), lambda record: record["ledger"] is not None)
                 (verdict,) = [event for event in record["events"] if event["type"] == "judged"]
                 assert record["ledger"]["model"] == ("small" if verdict["accepted"] else "strong")
-                if number >= 3:  # the sums
-                    assert not verdict["accepted"]
+                assert verdict["mean_logprob"] < 0
+                assert verdict["accepted"] is (number == 0)
                 if not verdict["accepted"]:
                     assert re.search(question.expect, answer["choices"][0]["message"]["content"])
-                models.add(record["ledger"]["model"])
-            assert models == {"small", "strong"}
             server.wait_idle()
             assert server.get("/admin/reconcile")["drifted"] == []

@@ -125,5 +125,5 @@ def _meanings() -> dict[tuple[str, str], str]:
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        found[node.name, name] = text
+                        found[node.name, name] = " ".join(text.split())
     return found

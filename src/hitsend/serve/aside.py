@@ -24,6 +24,9 @@ from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest, LedgerRow
 
+LAST_TIER = 2
+"""Served when nobody else waits: a copy never goes before a request of somebody's."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +130,7 @@ class Asides:
 
     async def _copied(self, request: Request, route: str, seen: Callable[[Aside], None]) -> None:
         try:
-            seen(await self.ask(request, "shadow", route))
+            seen(await self.ask(msgspec.structs.replace(request, tier=LAST_TIER), "shadow", route))
         except Exception:  # noqa: BLE001  # nobody waits for it
             _log.exception("the shadow of request %s failed", request.request_id)
 

@@ -39,7 +39,8 @@ from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest
 from hitsend.settings import RouteSettings
 
-FALLS_THROUGH = (EngineError, ServerOverloaded, RateLimitExceeded, ContextLengthExceeded)
+ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded)
+FALLS_THROUGH = (*ENGINES_FAULT, ContextLengthExceeded)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
 REJECTED = "rejected"
@@ -129,7 +130,7 @@ class _Course:
             try:
                 answer = await self._ask(stack, number, is_last=is_last)
             except ServeError as error:
-                if isinstance(error, EngineError):
+                if isinstance(error, ENGINES_FAULT) and not self._is_own:
                     self.observe(is_ok=False)
                 if is_last or self._is_own or not self._falls_through(error):
                     raise
