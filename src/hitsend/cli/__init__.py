@@ -30,7 +30,7 @@ COMMANDS = {
     "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
-    "routes": "What routes choose, would have chosen, and from which confidence on.",
+    "routes": "What routes choose, and why.",
     "models": "Models on this machine: list them, measure layouts.",
     "plan": "Plan memory, money and tokens.",
     "config": "Show every setting and where its value came from.",
