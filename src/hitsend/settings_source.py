@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Section, Settings
+from hitsend.settings import Settings
+from hitsend.settings_types import Section
 
 
 class Loaded(msgspec.Struct, frozen=True):

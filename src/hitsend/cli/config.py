@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend import settings
+from hitsend import settings, settings_upstreams
 from hitsend.cli import options
 from hitsend.settings_source import Loaded, described, fields, shown
+from hitsend.settings_types import Section
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show every setting and where it came from."
@@ -81,8 +82,11 @@ def page() -> str:
         settings.ModelSettings,
         settings.SamplingPreset,
         settings.PooledSettings,
-        settings.UpstreamSettings,
-        settings.UpstreamPrices,
+        settings_upstreams.UpstreamBase,
+        settings_upstreams.UpstreamSettings,
+        settings_upstreams.VllmSettings,
+        settings_upstreams.WorkersAISettings,
+        settings_upstreams.UpstreamPrices,
         settings.AdapterSettings,
         settings.PriceSettings,
     )
@@ -90,19 +94,24 @@ def page() -> str:
     return _HEAD + "".join(
         f"\n## {title}\n\n{_doc(section)}\n\n{_rows(section, meanings)}"
         for title, section in titled
-        if isinstance(section, type) and issubclass(section, settings.Section)
+        if isinstance(section, type) and issubclass(section, Section)
     )
 
 
 def _rows(section: type[msgspec.Struct], meanings: dict[tuple[str, str], str]) -> str:
     head = "| setting | type | default | meaning |\n| --- | --- | --- | --- |\n"
-    return head + "".join(_row(section.__name__, field, meanings) for field in msgspec.structs.fields(section))
+    own = inspect.get_annotations(section)  # what it inherits stands in its base's table
+    return head + "".join(
+        _row(section.__name__, field, meanings) for field in msgspec.structs.fields(section) if field.name in own
+    )
 
 
 def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[str, str], str]) -> str:
     if field.required:
         default = "required"
-    elif isinstance(field.default, settings.Section):
+    elif field.default_factory is not msgspec.NODEFAULT:
+        default = "empty"
+    elif isinstance(field.default, Section):
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
@@ -116,7 +125,7 @@ def _doc(section: type) -> str:
 def _meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, which Python itself throws away."""
     found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(settings)).body:
+    for node in [*ast.parse(inspect.getsource(settings)).body, *ast.parse(inspect.getsource(settings_upstreams)).body]:
         if isinstance(node, ast.ClassDef):
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:

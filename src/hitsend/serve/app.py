@@ -37,7 +37,7 @@ from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.pipeline import Stages, Words, run
 from hitsend.serve.pools import LocalModel
 from hitsend.serve.stores import Stores, open_stores
-from hitsend.serve.upstreams import OwnText
+from hitsend.serve.upstreams import OwnText, check_plan
 from hitsend.serve.usage.books import Counters, open_books
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -151,7 +151,7 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
         text=first.text,
         budget=first.budget,
         engines=started.engines,
-        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall),
+        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall, elsewhere=started.upstreams.names),
         ledger=stores.ledger,
         quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
         wait_timeout_s=settings.engine.wait_timeout_s,
@@ -166,7 +166,8 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
         },
     )
     for name, served in stages.engines.items():
-        stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
+        price = stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
+        check_plan(settings, served.name, name, price)
     return stages
 
 

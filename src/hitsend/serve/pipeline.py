@@ -26,10 +26,10 @@ from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Counted, Handover, check, count, fit
+from hitsend.serve.chat.handover import Counted, Handover, check, count, fit, with_warnings
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
-from hitsend.serve.engine.openai_wire import extensions
+from hitsend.serve.engine.openai_body import asked
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
@@ -96,7 +96,8 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
     if engine.takes == "messages":
-        job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
+        request, counted = await count_handed_over(request, stages)
+        job, fitted = hand_over(request, stages, counted)
         job = msgspec.structs.replace(job, traceparent=flight.traceparent)
         flight.record(fitted)
     else:
@@ -166,17 +167,26 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     )
 
 
-async def count_handed_over(request: Request, stages: Stages) -> Counted:
-    """How long its prompt may be where the engine counts it. Raises InvalidRequest for what that doesn't take."""
+async def count_handed_over(request: Request, stages: Stages) -> tuple[Request, Counted]:
+    """How long its prompt may be where the engine counts it, and the request as that engine gets it.
+
+    Raises InvalidRequest for what that doesn't take.
+    """
     terms = stages.handovers[request.model]
-    check(request, terms, extensions(request))
-    return count(request, (await stages.text.prepare(request)).num_tokens if terms.is_counted else None)
+    request = with_warnings(request, terms, check(request, terms, set(asked(request))))
+    known = None
+    if terms.is_counted:
+        known = (await stages.text.prepare(request)).num_tokens
+    elif terms.counter is not None:
+        known = await terms.counter(request)
+    return request, count(request, known)
 
 
 def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, Fitted]:
     """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
     most = longest_answer(request, stages, counted.reserved)
-    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most)
+    known = counted.reserved if counted.is_exact else 0
+    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most, known)
     job = Job(
         request_id=request.request_id,
         prompt_token_ids=(),
@@ -246,6 +256,7 @@ def _is_thinking_wanted(request: Request) -> bool:
 
 
 def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:
+    terms = stages.handovers.get(request.model)
     return HoldRequest(
         request_id=request.request_id,
         principal=request.principal,
@@ -254,6 +265,7 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
+        neurons_limit_micro=None if terms is None else terms.neurons_limit_micro,
     )
 
 
