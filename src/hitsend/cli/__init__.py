@@ -4,7 +4,7 @@ Enters: arguments. Leaves: an exit status; answers and `--json` documents on std
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
 a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `config.py`,
-`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `plan.py`.
+`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `plan.py`, `engines.py`.
 """
 
 import importlib
@@ -31,6 +31,7 @@ COMMANDS = {
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
     "plan": "Plan memory, money and tokens.",
+    "engines": "List the engines; check those elsewhere.",
     "config": "Show every setting and where its value came from.",
 }
 """Every command, in the order of `--help`. Each lives in the module of its name and is that module's `app`."""

@@ -109,9 +109,7 @@ def _rows(section: type[msgspec.Struct], meanings: dict[tuple[str, str], str]) -
 def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[str, str], str]) -> str:
     if field.required:
         default = "required"
-    elif field.default_factory is not msgspec.NODEFAULT:
-        default = "empty"
-    elif isinstance(field.default, Section):
+    elif field.default_factory is not msgspec.NODEFAULT or isinstance(field.default, Section):
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
