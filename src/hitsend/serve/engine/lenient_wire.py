@@ -70,7 +70,7 @@ class _ChunkIn(_In, frozen=True):
     usage: UsageIn | None = None
     error: Any = None
     errors: Any = None
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
     object: Any = None
 
 
@@ -98,8 +98,8 @@ class LenientReader(ChunkReader):
         deltas: list[Delta] = []
         try:
             found = _parsed(body)
-            whole = found.result if found.result is not None else body
-            self._take(self._read(bytes(whole)), deltas)
+            inner = bytes(found.result)
+            self._take(self._read(body if inner == b"null" else inner), deltas)
         except Unreadable as fault:
             self.fault = fault
             return deltas

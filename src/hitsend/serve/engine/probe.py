@@ -1,8 +1,8 @@
 """One upstream looked at for `hitsend engines check`: is it there, does it know us, what does it serve, how fast.
 
 Enters: a started engine and one of its servers. Leaves: a `Probe`. Always true: at most one answer is asked for, of a
-few tokens; what fails is a fact in the result and never an exception; it goes the same way as a request, so what works here
-works there. Next: `openai.py`.
+few tokens; what fails is a fact in the result and never an exception; it goes the same way as a request, so what works
+here works there. Next: `openai.py`.
 """
 
 from typing import Any
