@@ -96,9 +96,9 @@ async def test_every_form_of_an_answer_is_the_same_answer(mock, emulator, route)
             emulator.form = form
             answer = await ask(engine)
             assert answer.reasons == ["tool_calls"], form
-            assert [(call.name, call.arguments) for call in answer.calls if call.name] == [
-                ("look", '{"at":"it"}')
-            ], form
+            assert [(call.name, call.arguments) for call in answer.calls if call.name] == [("look", '{"at":"it"}')], (
+                form
+            )
             assert answer.calls[0].id
     path = f"{ACCOUNT}/v1/chat/completions" if route == "openai" else f"{ACCOUNT}/run/{QWEN}"
     assert {one for one, _ in emulator.calls} == {path}
