@@ -1,0 +1,181 @@
+"""The same request to every kind of engine gives the same shapes: one suite, whatever stands behind a name."""
+
+import aiohttp
+import pytest
+
+from hitsend import settings
+from hitsend.serve.app import running
+from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
+from hitsend.testing import check_stream
+from tests.mock_upstream import mock_upstream
+from tests.upstream.conftest import PRICES, Gateway
+
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 4,
+    "prompt_tokens_details": {"cached_tokens": 3},
+    "completion_tokens_details": {"reasoning_tokens": 1},
+}
+LOGPROBS = {"content": [{"token": "Hi", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True}}
+MODELS = ("openai", "vllm", "cf", "cf-native")
+
+
+def thought(call):
+    """What the kinds call it: vLLM has dropped the older name."""
+    return "reasoning" if call.headers()["host"] and call.head.startswith("POST /v1/") else "reasoning_content"
+
+
+async def upstream(call):
+    """A thought, then a call where there are tools, else text; the bill in the last chunk."""
+    await call.start()
+    await call.event({"choices": [{"index": 0, "delta": {"role": "assistant", thought(call): "hm"}}]})
+    if call.body.get("tools"):
+        function = {"name": "look", "arguments": '{"at": "it"}'}
+        delta = {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": function}]}
+        await call.event({"choices": [{"index": 0, "delta": delta}]})
+    else:
+        fields = {"logprobs": LOGPROBS} if call.body.get("logprobs") else {}
+        await call.event({"choices": [{"index": 0, "delta": {"content": "Hi"}, **fields}]})
+    reason = "stop" if "/run/" in call.head or not call.body.get("tools") else "tool_calls"
+    await call.event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "usage": USAGE})
+    await call.event("[DONE]")
+
+
+def engines(mock):
+    root = mock.url.removesuffix("/v1")
+    cloudflare = {"base_url": f"{root}/accounts/a/ai", "prices": PRICES, "plan": "paid"}
+    qwen = "@cf/qwen/qwen3.8-27b"
+    return (
+        UpstreamSettings(name="openai", base_url=f"{root}/far/v1", models={"openai": "far"}, prices=PRICES),
+        VllmSettings(name="vllm", base_url=root, models={"vllm": "far"}, prices=PRICES, counts_prompts="bytes"),
+        WorkersAISettings(name="cf", models={"cf": qwen}, **cloudflare),
+        WorkersAISettings(name="cf-native", models={"cf-native": qwen}, route="native", **cloudflare),
+    )
+
+
+async def told(gate, model, **fields):
+    status, body, answer = await gate.answer(model=model, max_tokens=32, **fields)
+    return status, body, answer
+
+
+async def keeps_the_contract(gate, model):
+    """Shapes only: what holds for every engine, the embedded one too."""
+    status, body, answer = await told(gate, model, temperature=0)
+    assert (status, body["object"], body["model"]) == (200, "chat.completion", model)
+    assert body["choices"][0]["message"]["role"] == "assistant"
+    assert body["choices"][0]["finish_reason"] in ("stop", "length")
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
+    assert body["hitsend"]["request_id"] == answer.headers["x-request-id"]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    _, text, _ = await told(gate, model, temperature=0, **options)
+    seen = check_stream(text.encode(), n=1, include_usage=True)
+    assert seen.finish_reasons == {0: body["choices"][0]["finish_reason"]}
+    _, body, _ = await told(gate, model, logprobs=True, top_logprobs=0)
+    first = body["choices"][0]["logprobs"]["content"][0]
+    assert first.keys() == {"token", "logprob", "bytes", "top_logprobs"}
+    status, body, _ = await told(gate, model, temperature=9)
+    assert (status, body["error"]["param"], body["error"].keys()) == (
+        400,
+        "temperature",
+        {"message", "type", "param", "code"},
+    )
+
+
+@pytest.mark.slow  # a server of its own
+async def test_every_kind_of_upstream_gives_the_same(tmp_path):
+    async with mock_upstream() as mock:
+        mock.script = upstream
+        tree = settings.Settings(
+            server=settings.ServerSettings(data_dir=str(tmp_path)),
+            engine=settings.EngineSettings(model="none"),
+            engines=engines(mock),
+        )
+        async with running(tree) as server, aiohttp.ClientSession() as session:
+            gate = Gateway(server.base_url, session, mock)
+            for model in MODELS:
+                await keeps_the_contract(gate, model)
+            answers = [(await told(gate, model))[1] for model in MODELS]
+            for body in answers:
+                message = body["choices"][0]["message"]
+                assert (message["reasoning_content"], message["reasoning"]) == ("hm", "hm")
+                assert message["content"] == "Hi"
+                assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+                assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
+            for model in MODELS:
+                _, body, _ = await told(gate, model, tools=[TOOL])
+                choice = body["choices"][0]
+                call = choice["message"]["tool_calls"][0]
+                assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "look"), model
+                assert call["function"]["arguments"] == '{"at": "it"}'
+                assert (await told(gate, model, response_format=SCHEMA))[0] == 200
+                assert mock.calls[-1].body["response_format"]["json_schema"]["strict"] is True
+                assert mock.calls[-1].body["max_tokens"] == 32
+            state = await gate.idle()
+            assert {name: one["kind"] for name, one in state["upstreams"].items()} == {
+                "openai": "openai",
+                "vllm": "vllm",
+                "cf": "workers_ai",
+                "cf-native": "workers_ai",
+            }
+
+
+@pytest.mark.slow  # a server of its own
+async def test_no_field_and_no_header_of_a_client_moves_the_address_or_the_key(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULT_TEST_KEY", "sk-canary")
+    async with mock_upstream() as mock, mock_upstream() as evil:
+        mock.script = evil.script = upstream
+        one = UpstreamSettings(
+            name="there",
+            base_url=mock.url,
+            models={"near": "far"},
+            prices=PRICES,
+            api_key_env="FAULT_TEST_KEY",
+            unsupported="ignore",
+        )
+        tree = settings.Settings(
+            server=settings.ServerSettings(data_dir=str(tmp_path)),
+            engine=settings.EngineSettings(model="none"),
+            engines=(one,),
+        )
+        async with running(tree) as server, aiohttp.ClientSession() as session:
+            gate = Gateway(server.base_url, session, mock)
+            tries = [
+                {"model": f"{evil.url}/far"},
+                {"base_url": evil.url},
+                {"api_base": evil.url},
+                {"metadata": {"base_url": evil.url}},
+                {"user": evil.url},
+                {"chat_template_kwargs": {"base_url": evil.url}},
+                {"model": "near\r\nhost: evil"},
+            ]
+            headers = {"x-forwarded-host": evil.url, "x-upstream": evil.url, "forwarded": f"host={evil.url}"}
+            for fields in tries:
+                await gate.answer(headers=headers, **fields)
+
+            async def redirects(call):
+                await call.start("307 Temporary Redirect", location=f"{evil.url}/chat/completions", content_length="0")
+
+            mock.script = redirects
+            status, body, _ = await gate.answer()
+            assert (status, body["error"]["code"]) == (502, "engine_unavailable")
+            host = mock.url.removeprefix("http://").removesuffix("/v1")
+            assert evil.calls == []
+            assert evil.num_connections == 0
+            assert {call.headers()["host"] for call in mock.calls} == {host}
+            assert {call.head.split(" ")[1] for call in mock.calls} == {"/v1/chat/completions"}
+            assert {call.headers()["authorization"] for call in mock.calls} == {"Bearer sk-canary"}
+
+
+@pytest.mark.model
+async def test_the_embedded_engine_keeps_it_too(tmp_path):
+    tree = settings.Settings(
+        server=settings.ServerSettings(data_dir=str(tmp_path)),
+        engine=settings.EngineSettings(alias="here", num_slots=2, context=512),
+    )
+    async with running(tree) as server, aiohttp.ClientSession() as session:
+        await keeps_the_contract(Gateway(server.base_url, session, None), "here")
