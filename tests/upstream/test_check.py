@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.app import running
 from hitsend.serve.upstreams import kept_secret, key_of
-from hitsend.settings_upstreams import UpstreamSettings
+from hitsend.settings import EngineSettings, ServerSettings, Settings
+from hitsend.settings_upstreams import UpstreamPrices, UpstreamSettings
 from tests.upstream.workers_ai import ACCOUNT, KEY, Emulator
 
 pytestmark = pytest.mark.slow  # a process of its own
@@ -93,6 +95,28 @@ async def test_check_says_what_is_wrong_and_ends_with_1(config, mock):
     assert (code, "authenticates NO" in out) == (1, True)
     code, _, err = await hitsend("check", "nobody", "--config", str(config))
     assert (code, "nobody" in err) == (2, True)
+
+
+async def test_diff_shows_what_differs_between_two_models_of_a_server(tmp_path, mock):
+    fields = {"models": {"near": "far"}, "base_url": mock.url}
+    there = UpstreamSettings(name="there", prices=UpstreamPrices(input=1.0, output=2.0), **fields)
+    fields["models"] = {"cheap": "far"}
+    ollama = UpstreamSettings(
+        name="ollama", server="ollama", prices=UpstreamPrices(input=0.0, output=0.0), max_tokens=7, **fields
+    )
+    tree = Settings(
+        server=ServerSettings(data_dir=str(tmp_path)), engine=EngineSettings(model="none"), engines=(there, ollama)
+    )
+    async with running(tree) as server:
+        code, out, _ = await hitsend("diff", "near", "cheap", "--prompt", "hi", "--url", server.base_url, "--json")
+        document = json.loads(out)
+        first, second = document["sides"]
+        assert (code, first["engine"], second["engine"]) == (0, "there", "ollama")
+        assert (first["cost_microusd"], second["cost_microusd"]) == (13, 0)
+        assert first["answer"]["content"] == second["answer"]["content"] == "Hello!"
+        assert {"engine", "cost_microusd"} <= set(document["differs"])
+        code, out, _ = await hitsend("diff", "near", "nowhere", "--prompt", "hi", "--url", server.base_url)
+        assert (code, "model_not_found" in out) == (0, True), "a refusal is a result"
 
 
 def test_a_key_comes_from_a_file_or_a_variable_and_not_from_both(tmp_path, monkeypatch):

@@ -30,6 +30,12 @@ def thought(call):
 async def upstream(call):
     """A thought, then a call where there are tools, else text; the bill in the last chunk."""
     await call.start()
+    for index in range(len(call.body.get("prompt", ()))):
+        await call.event({"choices": [{"index": index, "text": "Hi", "finish_reason": "stop"}]})
+    if "prompt" in call.body:
+        await call.event({"choices": [], "usage": USAGE})
+        await call.event("[DONE]")
+        return
     await call.event({"choices": [{"index": 0, "delta": {"role": "assistant", thought(call): "hm"}}]})
     if call.body.get("tools"):
         function = {"name": "look", "arguments": '{"at": "it"}'}
@@ -58,6 +64,20 @@ def engines(mock):
 async def told(gate, model, **fields):
     status, body, answer = await gate.answer(model=model, max_tokens=32, **fields)
     return status, body, answer
+
+
+async def completes(gate):
+    """Prompts without messages, where the kind has a route for them."""
+    for model, expected in (("vllm", 200), ("openai", 400), ("cf", 400)):
+        body = {"model": model, "prompt": ["a", "b"], "max_tokens": 5}
+        async with gate.session.post(f"{gate.url}/v1/completions", json=body) as answer:
+            found = await answer.json()
+            assert answer.status == expected, model
+        if expected == 200:
+            assert [(one["index"], one["text"]) for one in found["choices"]] == [(0, "Hi"), (1, "Hi")]
+            assert found["usage"]["completion_tokens"] == 4
+        else:
+            assert found["error"]["param"] == "prompt"
 
 
 async def keeps_the_contract(gate, model):
@@ -115,6 +135,7 @@ async def test_every_kind_of_upstream_gives_the_same(tmp_path):
                 assert (await told(gate, model, response_format=SCHEMA))[0] == 200
                 assert mock.calls[-1].body["response_format"]["json_schema"]["strict"] is True
                 assert mock.calls[-1].body["max_tokens"] == 32
+            await completes(gate)
             state = await gate.idle()
             assert {name: one["kind"] for name, one in state["upstreams"].items()} == {
                 "openai": "openai",

@@ -2,16 +2,17 @@
 
 import json
 
+import msgspec
 import pytest
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
-from hitsend.core.request import Message, OutputFormat, Principal, Request, SamplingAsked, Tool
-from hitsend.serve.chat.handover import Counted, Handover, check, fit, with_warnings
+from hitsend.core.request import Delta, Message, OutputFormat, Principal, Request, SamplingAsked, Tool
+from hitsend.serve.chat.handover import Counted, Handover, check, count, fit, with_warnings
 from hitsend.serve.engine.openai_body import asked, encode_body
 from hitsend.serve.engine.profiles import PROFILES
 from hitsend.serve.engine.terms import changes, drops, terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
-from tests.upstream.asking import ask, engine_of, request_of
+from tests.upstream.asking import ask, engine_of, job_of, request_of
 
 MODELS = {"near": "far"}
 
@@ -205,3 +206,42 @@ async def test_a_prompt_that_vllm_finds_too_long_is_called_so(mock):
 
 def test_requests_are_what_they_were():
     assert isinstance(checked(openai()), Request)
+
+
+async def test_prompts_without_messages_go_to_kinds_that_have_completions(mock):
+    async def script(call):
+        assert call.head.startswith("POST /v1/completions ")
+        await call.start()
+        columns = {"tokens": ["a", "é"], "token_logprobs": [-0.5, None], "top_logprobs": [{"a": -0.5, "b": -2.0}, None]}
+        for index in range(4):
+            await call.event({"choices": [{"index": index, "text": "aé", "logprobs": columns, "finish_reason": None}]})
+            await call.event({"choices": [{"index": index, "text": "", "logprobs": None, "finish_reason": "length"}]})
+        await call.event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 8}})
+        await call.event("[DONE]")
+
+    mock.script = script
+    request = request_of(messages=(), prompts=("one", "two"), n=2, logprobs=True, top_logprobs=2)
+    async with engine_of(vllm(mock.url)) as engine:
+        job = msgspec.structs.replace(job_of(request), n=4)
+        generation = engine.generate(job)
+        deltas = [event async for event in generation if isinstance(event, Delta)]
+        await generation.aclose()
+    assert (mock.calls[0].body["prompt"], mock.calls[0].body["n"], mock.calls[0].body["logprobs"]) == (
+        ["one", "two"],
+        2,
+        2,
+    )
+    assert sorted(delta.index for delta in deltas if delta.finish_reason) == [0, 1, 2, 3]
+    first, second = deltas[0].logprobs
+    assert (first.token, first.logprob, [top.token for top in first.top]) == ("a", -0.5, ["a", "b"])
+    assert (second.token, second.bytes) == ("é", (0xC3, 0xA9))
+    assert generation.produced.usage.completion_tokens == 8
+
+
+def test_prompts_are_bounded_by_their_bytes_or_ids():
+    counted = count(request_of(messages=(), prompts=("é", "ab")), None)
+    assert counted.reserved == 2 + 2 + 2
+    assert count(request_of(messages=(), prompts=((1, 2, 3),)), None).estimated == 3
+    terms = handover(openai())
+    with pytest.raises(InvalidRequest, match="messages only"):
+        check(request_of(messages=(), prompts=("a",)), terms, set())

@@ -55,6 +55,14 @@ class Client:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
 
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """A JSON document for another one. Raises CallFailed."""
+        try:
+            async with self._session.post(self.url + path, json=body, allow_redirects=False) as response:
+                return await self._json(response)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._unreachable(error) from error
+
     async def chat(self, body: dict[str, Any]) -> Any:
         """A whole completion. Raises CallFailed."""
         try:

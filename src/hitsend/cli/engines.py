@@ -1,8 +1,8 @@
 """`hitsend engines`: what the settings have for engines, and whether those elsewhere answer.
 
 Enters: the same flags as `serve`. Leaves: a table or one JSON document; with `check`, exit status 1 where an upstream
-isn't well. Always true: no key is printed; no server has to run; `check` asks each server of each upstream once, for a
-few tokens, and not at all with `--no-ask`. Next: `../serve/engine/probe.py`.
+isn't well. Always true: no key is printed; no server has to run, but for `diff`; `check` asks each server of each
+upstream once, for a few tokens, and not at all with `--no-ask`. Next: `engines_diff.py`, `../serve/engine/probe.py`.
 """
 
 import asyncio
@@ -18,6 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hitsend.cli import options
+from hitsend.cli.client import Client
+from hitsend.cli.engines_diff import compare, show
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.models import NO_MODEL
@@ -79,6 +81,30 @@ def check(
         _show(rows)
     if not all(row["is_well"] for row in rows):
         raise typer.Exit(1)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="A model that the server serves.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    prompt: Annotated[str, typer.Option("--prompt", help="What both are asked.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 128,
+    url: options.Url = None,
+    key: options.Key = None,
+    as_json: options.Json = False,
+) -> None:
+    """Ask two models of a running server the same: prompts, counts, defaults, dropped fields, answers, prices."""
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}
+
+    async def run() -> dict[str, Any]:
+        async with Client(url or options.DEFAULT_URL, key) as client:
+            return await compare(client, (first, second), body)
+
+    document = asyncio.run(run())
+    if as_json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        show(document)
 
 
 def _local(settings: Settings) -> list[dict[str, Any]]:

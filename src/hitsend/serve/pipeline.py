@@ -175,7 +175,7 @@ async def count_handed_over(request: Request, stages: Stages) -> tuple[Request, 
     terms = stages.handovers[request.model]
     request = with_warnings(request, terms, check(request, terms, set(asked(request))))
     known = None
-    if terms.is_counted:
+    if terms.is_counted and not request.prompts:
         known = (await stages.text.prepare(request)).num_tokens
     elif terms.counter is not None:
         known = await terms.counter(request)
@@ -191,7 +191,7 @@ def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, 
         request_id=request.request_id,
         prompt_token_ids=(),
         sampling=fitted.sampling,
-        n=request.n,
+        n=request.n * max(1, len(request.prompts)),
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
         tier=request.served_tier,

@@ -134,6 +134,7 @@ def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
         is_counted=counts == "embedded",
         counter=engine.count_prompt if counts == "upstream" else None,
         neurons_limit_micro=FREE_NEURONS_MICRO if is_free else None,
+        takes_prompts=engine.terms.profile.completions_path is not None,
     )
 
 

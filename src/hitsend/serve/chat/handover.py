@@ -28,7 +28,8 @@ _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 
 class Handover(msgspec.Struct, frozen=True):
     """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
-    model counts its prompts; `counter`: it does so itself. `neurons_limit_micro`: what its account may use in a day.
+    model counts its prompts; `counter`: it does so itself. `takes_prompts`: also such without messages.
+    `neurons_limit_micro`: what its account may use in a day.
     """
 
     engine: str
@@ -39,6 +40,7 @@ class Handover(msgspec.Struct, frozen=True):
     is_counted: bool = False
     counter: Callable[[Request], Awaitable[int | None]] | None = None
     neurons_limit_micro: int | None = None
+    takes_prompts: bool = False
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -56,6 +58,10 @@ def count(request: Request, known: int | None) -> Counted:
     """By bytes, or what a tokenizer has `known` of it."""
     if known is not None:
         return Counted(known, known, is_exact=True)
+    if request.prompts:
+        sizes = [len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in request.prompts]
+        are_ids = not any(isinstance(prompt, str) for prompt in request.prompts)
+        return Counted(sum(sizes) + len(sizes), sum(sizes) if are_ids else -(-sum(sizes) // BYTES_PER_TOKEN))
     asked = [request.messages, request.tools] if request.tools else [request.messages]
     num_bytes = len(msgspec.json.encode(asked))
     return Counted(num_bytes + TEMPLATE_TOKENS, -(-num_bytes // BYTES_PER_TOKEN))
@@ -69,7 +75,7 @@ def refuse(request: Request, terms: Handover) -> None:
 
 def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]:
     """The fields that will be left out, of those that were `asked` for. Raises InvalidRequest naming the field."""
-    if request.prompts:
+    if request.prompts and not terms.takes_prompts:
         text = f"prompt: {request.model} is served by {terms.engine}, which takes messages only"
         raise InvalidRequest(text, param="prompt")
     unknown = sorted(asked - terms.takes)

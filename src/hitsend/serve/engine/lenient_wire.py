@@ -123,7 +123,8 @@ class LenientReader(ChunkReader):
 
     def _choice_of(self, choice: _ChoiceIn) -> ChoiceIn:
         given = choice.delta or choice.message
-        return ChoiceIn(choice.index, self._delta_of(given) if given else None, choice.finish_reason, choice.logprobs)
+        delta = self._delta_of(given) if given else None
+        return ChoiceIn(choice.index, delta, finish_reason=choice.finish_reason, logprobs=choice.logprobs)
 
     def _delta_of(self, given: _DeltaIn) -> DeltaIn:
         return DeltaIn(

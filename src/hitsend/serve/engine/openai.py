@@ -108,7 +108,7 @@ class OpenAIEngine:
             text = f"{len(self._running)} requests run at the upstream {self.name}, limit {most} (max_concurrent)."
             raise ServerOverloaded(text, retry_after_s=1.0)
         if job.chat is None:
-            raise InvalidRequest("prompts without messages can't be served by an upstream", param="prompt")
+            raise InvalidRequest("prompts that were tokenised here can't be served by an upstream", param="prompt")
 
     def generate(self, job: Job) -> OpenAIGeneration:
         """Take the job. Nothing is sent before the generation is iterated. Raises what `admit` raises."""
@@ -122,7 +122,7 @@ class OpenAIEngine:
     async def count_prompt(self, request: Request) -> int | None:
         """The prompt's tokens by the upstream's own tokenizer and template; None where it doesn't tell."""
         path = self.terms.profile.tokenize_path
-        if path is None or not self._can_count:
+        if path is None or not self._can_count or request.prompts:
             return None
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):

@@ -14,6 +14,7 @@ import msgspec
 from hitsend.core.request import Message, OutputFormat, Request
 from hitsend.serve.engine.terms import Terms
 
+_AFFINE_CHARS = 512
 _AFFINE_MESSAGES = 2
 """Of a conversation's beginning, which stays as it is while the conversation grows."""
 
@@ -22,10 +23,14 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
     """The body to post, asking for the model by the upstream's own name."""
     profile, model = terms.profile, terms.models[request.model]
     body: dict[str, Any] = {"model": model} if profile.names_model else {}
-    body |= {"messages": [_message(message) for message in request.messages], "stream": True}
+    if request.prompts:
+        body["prompt"] = request.prompts[0] if len(request.prompts) == 1 else request.prompts
+    else:
+        body["messages"] = [_message(message) for message in request.messages]
+    body["stream"] = True
     if profile.stream_options is not None:
         body["stream_options"] = profile.stream_options
-    body[terms.max_tokens_field] = max_tokens
+    body["max_tokens" if request.prompts else terms.max_tokens_field] = max_tokens
     body |= terms.adds
     if terms.sends_priority:
         body["priority"] = request.served_tier
@@ -49,12 +54,16 @@ def headers_of(request: Request, terms: Terms) -> str:
 
 def affinity(request: Request, salt: bytes) -> str:
     """The same for all requests of one conversation of one tenant, and telling nothing of it."""
-    begin = [_message(message) for message in request.messages[:_AFFINE_MESSAGES]]
+    begin: list[Any] = [_message(message) for message in request.messages[:_AFFINE_MESSAGES]]
+    begin += [prompt[:_AFFINE_CHARS] for prompt in request.prompts[:1]]
     return _mac(salt, b"affinity", [list(request.principal.tenant), request.model, begin])
 
 
-def chat_path(request: Request, terms: Terms) -> str:
+def path_of(request: Request, terms: Terms) -> str:
     """Where it is posted."""
+    if request.prompts:
+        assert terms.profile.completions_path is not None
+        return terms.profile.completions_path
     return terms.profile.chat_path.replace("{model}", terms.models[request.model])
 
 
@@ -80,7 +89,7 @@ def asked(request: Request) -> dict[str, Any]:
         "stop": request.stop,
         "logit_bias": {str(token): bias for token, bias in request.logit_bias},
         "logprobs": request.logprobs,
-        "top_logprobs": request.top_logprobs,
+        "top_logprobs": None if request.prompts else request.top_logprobs,
         "reasoning_effort": request.reasoning_effort,
         "include_stop_str_in_output": request.include_stop,
         "stop_token_ids": request.stop_token_ids,
@@ -94,6 +103,8 @@ def asked(request: Request) -> dict[str, Any]:
     fields |= _format(request.output_format)
     found = {name: value for name, value in fields.items() if value}
     found |= msgspec.to_builtins(request.sampling)
+    if request.prompts and request.logprobs:
+        found["logprobs"] = request.top_logprobs  # there it is a number
     if request.thinking_token_budget is not None:
         found["thinking_token_budget"] = request.thinking_token_budget
     if request.tools and not request.parallel_tool_calls:

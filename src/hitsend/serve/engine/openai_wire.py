@@ -74,6 +74,9 @@ class LogprobsIn(_In, frozen=True, gc=False):
     """Of the tokens in this piece."""
 
     content: tuple[_LogprobIn, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
 
 
 class ChoiceIn(_In, frozen=True, gc=False):
@@ -81,6 +84,7 @@ class ChoiceIn(_In, frozen=True, gc=False):
 
     index: int = 0
     delta: DeltaIn | None = None
+    text: str | None = None
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
 
@@ -176,9 +180,12 @@ class ChunkReader:
 
     def _choice(self, choice: ChoiceIn, deltas: list[Delta]) -> None:
         delta = choice.delta or _NOTHING
-        text, reasoning = delta.content or delta.refusal or "", delta.reasoning_content or delta.reasoning or ""
+        text, reasoning = (
+            delta.content or delta.refusal or choice.text or "",
+            delta.reasoning_content or delta.reasoning or "",
+        )
         calls = () if not delta.tool_calls else tuple(_call(call) for call in delta.tool_calls)
-        logprobs = () if choice.logprobs is None else tuple(_logprob(one) for one in choice.logprobs.content or ())
+        logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         if calls:
             self._calling.add(choice.index)
         if text or reasoning or calls or logprobs:
@@ -215,8 +222,26 @@ def _call(call: CallIn) -> ToolCallDelta:
     return ToolCallDelta(call.index, call_id, name, (function.arguments or "") if function is not None else "")
 
 
+def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
+    """In the shape of chats, or of completions: columns beside each other."""
+    if given.content is not None or given.tokens is None:
+        return tuple(_logprob(one) for one in given.content or ())
+    tops = given.top_logprobs or (None,) * len(given.tokens)
+    columns = zip(given.tokens, given.token_logprobs or (), tops, strict=False)
+    return tuple(_spelled(token, value or 0.0, top or {}) for token, value, top in columns)
+
+
+def _spelled(token: str, value: float, top: dict[str, float]) -> TextLogprob:
+    ranked = sorted(top.items(), key=lambda one: -one[1])
+    return TextLogprob(token, value, _bytes(token), tuple(TextLogprob(one, at, _bytes(one)) for one, at in ranked))
+
+
+def _bytes(token: str) -> tuple[int, ...]:
+    return tuple(token.encode("utf-8", "replace"))
+
+
 def _logprob(one: _LogprobIn) -> TextLogprob:
-    spelled = tuple(one.token.encode("utf-8", "replace")) if one.bytes is None else one.bytes
+    spelled = _bytes(one.token) if one.bytes is None else one.bytes
     return TextLogprob(one.token, one.logprob, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
 
 

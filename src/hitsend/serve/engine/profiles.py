@@ -62,7 +62,8 @@ class Profile(msgspec.Struct, frozen=True):
     """One kind of upstream. `source`: where this is known from, and when it was read.
 
     `fields`: extensions that it takes, our name → its own; dots lead into objects. `lacks`: OpenAI's own that it
-    doesn't take. Paths that begin with a slash count from the address without `/v1`. `metrics`: what a gauge of its
+    doesn't take. Paths that begin with a slash count from the address without `/v1`; without `completions_path` it gets
+    messages only. `metrics`: what a gauge of its
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it. `is_lenient`: frames and
     answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
@@ -71,6 +72,7 @@ class Profile(msgspec.Struct, frozen=True):
     name: str
     source: str
     chat_path: str = "chat/completions"
+    completions_path: str | None = None
     models_path: str = "models"
     models_key: str = "id"
     max_tokens_field: str = "max_tokens"
@@ -138,6 +140,7 @@ LLAMA_SERVER = Profile(
 SGLANG = Profile(
     name="sglang",
     source="SGLang's sampling parameters and production metrics pages, 2026",
+    completions_path="completions",
     fields=_same(*_SAMPLING, "stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
     | _same("continue_final_message")
     | {"structured_outputs.regex": "regex"},
@@ -157,6 +160,7 @@ TGI = Profile(
 HITSEND = Profile(
     name="hitsend",
     source="docs/fields.md",
+    completions_path="completions",
     fields=_VLLM_FIELDS
     | _same("typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
     | _same("xtc_probability", "xtc_threshold"),
@@ -166,6 +170,7 @@ VLLM = Profile(
     name="vllm",
     source="vLLM's entrypoints and usage/metrics page: V0 to 0.32, read 2026-11-29",
     chat_path="/v1/chat/completions",
+    completions_path="/v1/completions",
     models_path="/v1/models",
     # vLLM's grammar backends read Lark and EBNF under one name
     fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},

@@ -18,7 +18,7 @@ from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
-from hitsend.serve.engine.openai_body import chat_path, encode_body, headers_of
+from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
@@ -43,7 +43,7 @@ class OpenAIGeneration:
         self._replica = replica
         self._ticket = replica.enter()
         self._now = engine.clock.now
-        self._path = chat_path(job.chat, terms)
+        self._path = path_of(job.chat, terms)
         self._headers = headers_of(job.chat, terms)
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
