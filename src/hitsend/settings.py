@@ -9,10 +9,46 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hitsend.settings_types import Count, Penalty, Positive, Price, Seconds, Section, Share
+from hitsend.settings_engines import (
+    AdapterSettings,
+    Count,
+    EngineSettings,
+    ModelSettings,
+    PooledSettings,
+    Positive,
+    Price,
+    SamplingPreset,
+    Seconds,
+    Section,
+    Share,
+)
 from hitsend.settings_upstreams import UpstreamPrices, UpstreamSettings, VllmSettings, WorkersAISettings
 
-__all__ = ["Settings", "UpstreamPrices"]  # the second one stands elsewhere and belongs to the tree all the same
+__all__ = [
+    "AccessSettings",
+    "AdapterSettings",
+    "ChatSettings",
+    "EngineSettings",
+    "LogSettings",
+    "ModelSettings",
+    "OidcSettings",
+    "PooledSettings",
+    "PriceSettings",
+    "RecordSettings",
+    "ResponsesSettings",
+    "SamplingPreset",
+    "Section",
+    "ServerSettings",
+    "Settings",
+    "SloSettings",
+    "StreamSettings",
+    "TracingSettings",
+    "UpstreamPrices",
+    "UpstreamSettings",
+    "UsageSettings",
+    "VllmSettings",
+    "WorkersAISettings",
+]
 
 
 class ServerSettings(Section, frozen=True):
@@ -26,6 +62,11 @@ class ServerSettings(Section, frozen=True):
     """Folder of the ledger, keys, records and models; made with mode 0700."""
     allowed_hosts: tuple[str, ...] = ()
     """Host header values served; empty means loopback names, the bound address and (with keys configured) any."""
+    max_connections: Positive = 1000
+    """Open at once, in each gateway process; each takes a file descriptor. Beyond it only health checks, metrics, state
+    and administration are served, and what comes beyond those is closed with a 503."""
+    max_connections_per_address: Positive | None = None
+    """Of these, from one address. Leave it unset behind a proxy, whose connections all come from one."""
     drain_s: Seconds = 10.0
     """How long running requests may go on after a stop signal."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -46,10 +87,8 @@ class AccessSettings(Section, frozen=True):
     max_tools_bytes: Positive = 256 * 1024
     """Names, descriptions and schemas of all tools, as JSON."""
     max_stop: Positive = 4
-    """Stop strings."""
     max_stop_chars: Positive = 256
     max_n: Positive = 8
-    """Choices."""
     max_prompts: Positive = 16
     """Prompts of one request to /v1/completions."""
     max_inputs: Positive = 256
@@ -108,117 +147,6 @@ class ChatSettings(Section, frozen=True):
     render_timeout_s: Seconds = 0.25
     max_prompt_bytes: Positive = 8 * 1024 * 1024
     tokenize_timeout_s: Seconds = 5.0
-
-
-class SamplingPreset(Section, frozen=True):
-    """Sampling defaults; None leaves the checkpoint's own value."""
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Share | None = None
-    top_k: Count | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
-
-
-class ModelSettings(Section, frozen=True):
-    """`[[models]]`: what a model whose name or architecture contains `match` (case-insensitive) gets as defaults."""
-
-    match: str
-    thinking: SamplingPreset = SamplingPreset()
-    non_thinking: SamplingPreset = SamplingPreset()
-    thinking_by_default: bool = False
-    tool_format: Literal["hermes", "xml", "llama3", "mistral", "pythonic", "none"] | None = None
-    """How it writes calls; without it, what its template tells. `none`: calls stay text."""
-    reasoning_format: Literal["think", "brackets", "seed", "none"] | None = None
-    """How it marks thoughts; without it, what its template tells. `none`: thoughts stay text."""
-
-
-class EngineSettings(Section, frozen=True):
-    """The embedded engine."""
-
-    model: str = "smollm2-135m"
-    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), hf:owner/repo[:file], or `none`."""
-    models_dir: str | None = None
-    """Folder of GGUF files; default DATA_DIR/models."""
-    libllama: str | None = None
-    """Path of a libllama shared library; default is the one in the xllamacpp package."""
-    embedding_model: str | None = None
-    """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
-    embedding_context: Count = 0
-    """Tokens per text to embed; 0: what the model was trained on, at most 8192."""
-    alias: str | None = None
-    """The name under which the model is served; default is its file's stem."""
-    num_threads: Count = 0
-    """0: as many as cores."""
-    num_slots: Annotated[int, Meta(ge=1, le=256)] = 32
-    """Sequences that can run at once."""
-    context: Count = 0
-    """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
-    kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
-    """Memory for the KV cache."""
-    memory_budget_bytes: Positive | None = None
-    """Weights, adapters, cells and state of all embedded models, predicted from their files; default: no bound."""
-    kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
-    """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
-    step_tokens: Positive = 512
-    """Token budget of one step: decodes first, then prefill chunks."""
-    tpot_target_s: Seconds = 0.1
-    """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
-    ttft_target_s: Seconds = 2.0
-    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
-    reserve_tokens: Count = 64
-    """Cells beyond its prompt that a request must find free to be admitted."""
-    max_waiting: Positive = 256
-    """Requests in the waiting queue; one more, or one of whoever has the most there, is `server_overloaded`."""
-    aging_s: Seconds = 10.0
-    """A tenant that waits and gets nothing goes up one tier each time so many seconds pass."""
-    wait_timeout_s: Seconds = 60.0
-    """A request that waited so long is refused with `server_overloaded`."""
-    start_timeout_s: Seconds = 120.0
-    """For the model to be loaded."""
-    progress_timeout_s: Seconds = 8.0
-    """/healthz turns red after this many seconds without progress."""
-    check_every_step: bool = False
-    """Prove after every step that no cell was lost (always done when idle)."""
-
-
-class AdapterSettings(Section, frozen=True):
-    """`[[adapters]]`: a LoRA adapter (GGUF) over an embedded model, served as a model of its own."""
-
-    name: str
-    """The name under which it is served."""
-    path: str
-    """Its GGUF file, as llama.cpp's `convert_lora_to_gguf` makes it of `adapter_model.safetensors`."""
-    model: str | None = None
-    """The embedded model that it changes, by the name under which that is served; default: `engine.model`."""
-    scale: Annotated[float, Meta(ge=-100, le=100)] = 1.0
-    """How much of the change; 0: none."""
-
-
-class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
-    """`[[engines]]` with `kind = "embedded"`: one more model of this machine, loaded when it is asked for.
-
-    What isn't set is as in `[engine]`, whose model is always loaded. Not together with `server.workers` above 1.
-    """
-
-    name: str
-    """How records, rows and metrics call it."""
-    model: str
-    """As `engine.model`."""
-    aliases: tuple[str, ...] = ()
-    """The names under which it is served; default is its file's stem."""
-    num_slots: Annotated[int, Meta(ge=1, le=256)] | None = None
-    context: Count | None = None
-    kv_budget_bytes: Count | None = None
-    num_threads: Count | None = None
-    max_waiting: Positive | None = None
-    max_concurrent: Positive = 256
-    """Requests that run or wait there at once; one more is refused with `server_overloaded`."""
-    idle_unload_s: Annotated[float, Meta(ge=0)] = 300.0
-    """After so long without a request it is unloaded. 0: only when another model needs its room."""
-    is_loaded_at_start: bool = False
 
 
 class StreamSettings(Section, frozen=True):
@@ -320,7 +248,6 @@ class TracingSettings(Section, frozen=True):
     sample_share: Share = 1.0
     """Of requests whose client doesn't say whether they are to be traced."""
     timeout_s: Annotated[int, Meta(ge=1, le=60)] = 5
-    """For one batch to be taken."""
     max_spans: Annotated[int, Meta(ge=512)] = 4096
     """Spans that wait to be sent; more are dropped."""
 

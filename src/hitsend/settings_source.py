@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Settings
-from hitsend.settings_types import Section
+from hitsend.settings import Section, Settings
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hitsend.settings_types import Positive, Price, Seconds, Section, Share
+from hitsend.settings_engines import Positive, Price, Seconds, Section, Share
 
 Server = Literal["generic", "openai", "openrouter", "ollama", "llama_server", "sglang", "tgi", "hitsend"]
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
+    "models": "Models on this machine: list them, measure layouts.",
     "plan": "Plan memory, money and tokens.",
     "engines": "List the engines; check those elsewhere.",
     "config": "Show every setting and where its value came from.",

@@ -1,8 +1,8 @@
 """`hitsend config`: every setting, its value, where that came from; and the page that documents them.
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
-prints (a test compares them), meanings are the docstrings in `settings.py`, and no password is printed.
-Next: `settings_source.py`.
+prints (a test compares them), meanings are the docstrings in `settings.py` and its sisters, and no password is
+printed. Next: `settings_source.py`.
 """
 
 import ast
@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend import settings, settings_upstreams
+from hitsend import settings, settings_engines, settings_upstreams
 from hitsend.cli import options
 from hitsend.settings_source import Loaded, described, fields, shown
-from hitsend.settings_types import Section
+
+_MODULES = (settings, settings_engines, settings_upstreams)
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show every setting and where it came from."
@@ -94,7 +95,7 @@ def page() -> str:
     return _HEAD + "".join(
         f"\n## {title}\n\n{_doc(section)}\n\n{_rows(section, meanings)}"
         for title, section in titled
-        if isinstance(section, type) and issubclass(section, Section)
+        if isinstance(section, type) and issubclass(section, settings.Section)
     )
 
 
@@ -109,7 +110,7 @@ def _rows(section: type[msgspec.Struct], meanings: dict[tuple[str, str], str]) -
 def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[str, str], str]) -> str:
     if field.required:
         default = "required"
-    elif field.default_factory is not msgspec.NODEFAULT or isinstance(field.default, Section):
+    elif field.default_factory is not msgspec.NODEFAULT or isinstance(field.default, settings.Section):
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
@@ -123,7 +124,7 @@ def _doc(section: type) -> str:
 def _meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, which Python itself throws away."""
     found: dict[tuple[str, str], str] = {}
-    for node in [*ast.parse(inspect.getsource(settings)).body, *ast.parse(inspect.getsource(settings_upstreams)).body]:
+    for node in [statement for module in _MODULES for statement in ast.parse(inspect.getsource(module)).body]:
         if isinstance(node, ast.ClassDef):
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:

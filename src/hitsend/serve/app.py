@@ -247,7 +247,7 @@ def _services(
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
-        shed=stores.quota.shed,
+        shed=stages.quota.shed,
         idempotency=stores.idempotency,
         books=open_books(stores.database, stages.clock, counters),
         estimate=lambda request, limits: estimate(

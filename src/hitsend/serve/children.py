@@ -6,6 +6,7 @@ the same name. Next: `embed.py`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,12 +24,15 @@ from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.engine.tuned import laid_out
 from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.figures import Observer
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import EngineCounts
-from hitsend.settings import AdapterSettings, Settings
+from hitsend.settings import AdapterSettings, EngineSettings, Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Shared:
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
     """Start them; `stack` stops them. Raises ConfigError."""
-    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_model, settings)
+    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_weights, settings)
     text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
     stack.push_async_callback(text.stop)
     upstreams = build_upstreams(settings, clock, metrics.observe_upstream)
@@ -125,14 +129,14 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
 def worker_config(settings: Settings, found: ModelFile) -> WorkerConfig:
     """What the child of the model that is always there is told."""
     adapters = adapters_of(settings, (found.name,), is_default=True)
-    return WorkerConfig(found.name, found.path, settings.engine, adapters)
+    return WorkerConfig(found.name, found.weights_path, engine_settings(settings), adapters)
 
 
 def _embedded(
     settings: Settings, config: WorkerConfig, clock: Clock, on_step: Callable[[StepFigures], None]
 ) -> EmbeddedEngine:
     return EmbeddedEngine(
-        settings.engine,
+        config.settings,
         config.model_path,
         clock,
         model=config.name,
@@ -152,6 +156,19 @@ def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
     found = resolve(settings.engine.model, models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def find_weights(settings: Settings) -> ModelFile:
+    """The same, with its weights in the layout that was asked for. May take minutes (converting, measuring)."""
+    return laid_out(find_model(settings), models_dir(settings), settings.engine, logger.info)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's section, with the draft model's file found. Raises ConfigError."""
+    draft = settings.engine.draft_model
+    if draft is None:
+        return settings.engine
+    return msgspec.structs.replace(settings.engine, draft_model=resolve(draft, models_dir(settings)).path)
 
 
 def models_dir(settings: Settings) -> Path:

@@ -21,7 +21,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve import app
 from hitsend.serve.child import Child, ChildExit
-from hitsend.serve.children import find_model, models_dir, worker_config
+from hitsend.serve.children import find_weights, models_dir, worker_config
 from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import NO_MODEL, ModelFile
@@ -67,7 +67,7 @@ async def _supervise(settings: Settings) -> None:
         )
     sockets = listen_several(server.host, server.port, server.workers)
     try:
-        found = await asyncio.to_thread(find_model, settings)
+        found = await asyncio.to_thread(find_weights, settings)
         await build_pools(
             settings, worker_config(settings, found), models_dir(settings), SystemClock()
         )  # only judges them

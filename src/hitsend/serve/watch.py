@@ -57,7 +57,8 @@ class Watch:
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
-        shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open}
+        shown |= {name: sum(state[name] for state in states.values()) for name in ("cells_cached", "cache_bytes")}
+        shown |= {"holds_open": self._stages.ledger.holds_open}
         shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
         shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
         upstreams = {
@@ -79,7 +80,8 @@ class Watch:
 
     def model_state(self, model: str) -> dict[str, Any]:
         """What `/v1/models` adds: how it is with a model that comes and goes, and what an adapter changes."""
-        engine, shown = self._stages.engines.get(model), {}
+        engine = self._stages.engines.get(model)
+        shown: dict[str, Any] = {}
         if isinstance(engine, PooledEngine):
             shown = {"engine": engine.name, "state": engine.member.stage, "memory_bytes": engine.member.num_bytes}
         return shown | ({"adapter_of": engine.facts.model} if engine and self._adapters.get(model) else {})
@@ -89,7 +91,8 @@ class Watch:
             return {"is_ready": False, "pid": None, "restarts": 0, "model": None}
         now, facts = msgspec.to_builtins(self._embedded.state()), self._embedded.facts
         engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
-        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
+        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode, "layout": facts.layout}
+        engine |= {"speculation": facts.speculation, "speculation_reason": facts.speculation_reason}
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:

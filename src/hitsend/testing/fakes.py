@@ -142,14 +142,17 @@ class FakeDecoder:
         return True
 
     def save(self, slot: int) -> NDArray[np.uint8]:
-        """The slot's tokens as bytes."""
-        return np.array(self.slots[slot], np.int32).view(np.uint8)
+        """The slot's tokens as bytes, and behind them which adapter they were computed with."""
+        adapter = self.adapter_of.get(slot)
+        number = 0 if adapter is None else 1 + sorted(self.adapter_names).index(adapter)
+        return np.array([*self.slots[slot], number], np.int32).view(np.uint8)
 
     def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
         """Fill an empty slot with what was saved."""
         if self.slots[slot]:
             raise FakeMisused(f"slot {slot} still holds {len(self.slots[slot])} tokens")
-        self.slots[slot] = saved.view(np.int32).tolist()
+        *self.slots[slot], number = saved.view(np.int32).tolist()
+        self.adapter_of[slot] = sorted(self.adapter_names)[number - 1] if number else None
 
     def _transfer(self, source: int, target: int) -> None:
         if self.slots[target]:

@@ -165,14 +165,19 @@ async def _nothing_to_gather(_what: GatherFor) -> None:
     """One process knows everything by itself."""
 
 
+async def _nothing_to_shed(_levels: tuple[Level, ...]) -> None:
+    """No limits are counted."""
+
+
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
     where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
-    looks, and never waits. `gather` is awaited before `state` and `render_metrics` are asked: it brings in what other
-    processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes and goes.
+    looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
+    brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
+    and goes.
     """
 
     clock: Clock
@@ -196,7 +201,7 @@ class Services(msgspec.Struct, frozen=True):
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
     admin: Administration | None = None
-    shed: Callable[[tuple[Level, ...]], None] = lambda _: None
+    shed: Callable[[tuple[Level, ...]], Awaitable[None]] = _nothing_to_shed
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather

@@ -23,6 +23,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.engine.generation import BatchTotals, EmbeddedGeneration
 from hitsend.serve.engine.keeper import ChildKeeper, EngineLine
+from hitsend.serve.engine.prefix_salt import salt_of
 from hitsend.serve.engine.protocol import EngineState, Job, StepFigures
 from hitsend.serve.loop.messages import (
     Done,
@@ -33,6 +34,7 @@ from hitsend.serve.loop.messages import (
     StepReport,
     Submit,
     WasAdmitted,
+    WasMatched,
     WasPreempted,
     WasQueued,
 )
@@ -51,6 +53,8 @@ class _Figures(msgspec.Struct):
     slots_used: int = 0
     preemptions_total: int = 0
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
     step_ended_at: float | None = None
 
 
@@ -121,22 +125,31 @@ class EmbeddedEngine:
         """Refuse at once what can never fit; and, when the queue is full, who has the most waiting in it."""
         if not self._line.is_ready:
             raise self._unavailable()
-        most = self._settings.max_waiting + self.facts.num_slots
-        check_job(job, self.facts.cells_per_slot, most)
+        check_job(job, self.facts.cells_per_slot, self._most)
+        self.shed(job.tenant, job.n)
+
+    @property
+    def _most(self) -> int:
+        return self._settings.max_waiting + self.facts.num_slots
+
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """Refuse at once, when the queue is full, who has the most waiting in it."""
+        if not self._line.is_ready:
+            raise self._unavailable()
         waiting = sum(generation.num_waiting for generation in self._generations.values())
-        places = most - self._figures.slots_used
-        if waiting + job.n > places and self._must_yield(job):
+        places = self._most - self._figures.slots_used
+        if waiting + choices > places and choices <= self._most and self._must_yield(tenant, choices):
             raise ServerOverloaded(
-                f"The queue is full: {waiting} waiting, {job.n} more, room for {places}.", retry_after_s=1.0
+                f"The queue is full: {waiting} waiting, {choices} more, room for {places}.", retry_after_s=1.0
             )
 
-    def _must_yield(self, job: Job) -> bool:
+    def _must_yield(self, tenant: tuple[str, ...], choices: int) -> bool:
         """As the loop will find; somebody else makes room there otherwise."""
         waiting: Counter[Path] = Counter()
         for generation in self._generations.values():
             waiting[path_of(generation.job.tenant)] += generation.num_waiting
-        path = path_of(job.tenant)
-        return most_waiting(waiting, path, job.n) == path
+        path = path_of(tenant)
+        return most_waiting(waiting, path, choices) == path
 
     def generate(self, job: Job) -> EmbeddedGeneration:
         """Submit the job. Raises what `admit` raises, and EngineUnavailable while the child is down."""
@@ -155,6 +168,8 @@ class EmbeddedEngine:
             tenant=job.tenant,
             constraint=job.constraint,
             adapter=job.adapter,
+            cache_salt=salt_of(self.facts, self._settings.prefix_cache_scope, job.tenant, job.cache_salt, job.adapter),
+            boundaries=job.boundaries,
         )
         if not self._line.send(submit):
             raise self._unavailable()
@@ -178,6 +193,8 @@ class EmbeddedEngine:
             preemptions_total=figures.preemptions_total,
             progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
             check=figures.check,
+            cells_cached=figures.cells_cached,
+            cache_bytes=figures.cache_bytes,
         )
 
     def _went_down(self, error: ServeError) -> None:
@@ -209,6 +226,7 @@ class EmbeddedEngine:
         figures.running, figures.waiting = pulse.num_running, pulse.num_waiting
         figures.cells_used, figures.slots_used = pulse.cells_used, pulse.slots_used
         figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
+        figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
 
     def _stepped(self, report: StepReport) -> None:
         figures = self._figures
@@ -226,6 +244,7 @@ class EmbeddedEngine:
                 output_tokens=sum(len(row.sampled) for row in report.rows),
                 step_s=report.ended_at - (figures.step_ended_at or report.started_at),
                 decode_s=report.decode_s,
+                drafts=tuple(row.drafted for row in report.rows if row.drafted is not None),
             )
         )
         # what lies between two steps is the loop's own time, unless there was nothing to do
@@ -241,7 +260,7 @@ class EmbeddedEngine:
             self._told(done)
 
     def _told(self, report: Report) -> None:
-        if not isinstance(report, WasQueued | WasAdmitted | WasPreempted | Done):
+        if not isinstance(report, WasQueued | WasAdmitted | WasMatched | WasPreempted | Done):
             return
         generation = self._generations.get(report.request_id)
         if generation is None:
@@ -250,6 +269,8 @@ class EmbeddedEngine:
             generation.queued(report)
         elif isinstance(report, WasAdmitted):
             generation.admitted(report)
+        elif isinstance(report, WasMatched):
+            generation.matched(report)
         elif isinstance(report, WasPreempted):
             generation.preempted(report)
         else:

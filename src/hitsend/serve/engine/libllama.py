@@ -204,6 +204,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
 }
+_CONVERTING: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_quantize_chunk": (_Z, [_I, _P, _P, c.c_int64, c.c_int64, c.c_int64, _P]),
+    **{
+        f"dequantize_row_{name}": (None, [_P, _P, c.c_int64])
+        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
+    },
+}
+"""What only changing a layout needs: a build without it serves all the same. Found when used."""
 
 
 class Library:
@@ -219,8 +227,10 @@ class Library:
         functions.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS:
+        if name not in _FUNCTIONS and name not in _CONVERTING:
             raise AttributeError(name)
+        if not hasattr(self._functions, name):
+            raise ConfigError(f"engine.layout: {self.path} can't convert weights: it lacks {name}")
         function: Callable[..., Any] = getattr(self._functions, name)
         return function
 
@@ -265,7 +275,8 @@ def open_library(path: str | None = None) -> Library:
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ConfigError(f"engine.libllama: {where} is not a usable libllama: it lacks {shown}")
-    for name, (result, arguments) in _FUNCTIONS.items():
+    converting = {name: types for name, types in _CONVERTING.items() if hasattr(functions, name)}
+    for name, (result, arguments) in (_FUNCTIONS | converting).items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     build = _packaged_build() if path is None else _build_number(functions)

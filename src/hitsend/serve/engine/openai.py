@@ -94,7 +94,7 @@ class OpenAIEngine:
             generation.fail(ShuttingDown("The server is shutting down."))
         await self.replicas.stop()
 
-    def admit(self, job: Job) -> None:
+    def shed(self, _tenant: tuple[str, ...], _choices: int) -> None:
         """Refuse at once what can't be taken now: breaker open, full there or here, the day's allowance gone."""
         if self._is_stopping:
             raise ShuttingDown("The server is shutting down.")
@@ -107,6 +107,10 @@ class OpenAIEngine:
         if len(self._running) >= most:
             text = f"{len(self._running)} requests run at the upstream {self.name}, limit {most} (max_concurrent)."
             raise ServerOverloaded(text, retry_after_s=1.0)
+
+    def admit(self, job: Job) -> None:
+        """`shed`, and what no upstream takes."""
+        self.shed(job.tenant, job.n)
         if job.chat is None:
             raise InvalidRequest("prompts that were tokenised here can't be served by an upstream", param="prompt")
 

@@ -35,7 +35,7 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
     if terms.sends_priority:
         body["priority"] = request.served_tier
     if profile.salt_field is not None:
-        body[profile.salt_field] = _mac(terms.salt, b"cache", list(request.principal.tenant))
+        body[profile.salt_field] = _mac(terms.salt, b"cache", [list(request.principal.tenant), request.cache_salt])
     for name, value in asked(request).items():
         if name in terms.names:
             _put(body, terms.names[name], value)

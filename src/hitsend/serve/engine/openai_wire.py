@@ -11,6 +11,7 @@ import msgspec
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, TextLogprob, ToolCallDelta, Usage
+from hitsend.serve.engine.alike import Alike
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
@@ -128,6 +129,7 @@ class ChunkReader:
         self._rest = b""
         self._open = set(range(n))
         self._calling: set[int] = set()
+        self._alike = Alike()
         self.counts = [0] * n
         self.usage: Usage | None = None
         self.is_done = False
@@ -159,7 +161,18 @@ class ChunkReader:
             if document == _DONE:
                 self.is_done = True
             elif document:
-                self._take(self._read(document), deltas)
+                self._event(document, deltas)
+
+    def _event(self, document: bytes, deltas: list[Delta]) -> None:
+        text = self._alike.text(document)
+        if text is not None and self._alike.index in self._open:
+            self.counts[self._alike.index] += 1
+            deltas.append(Delta(self._alike.index, text))
+            return
+        chunk = self._read(document)
+        self._take(chunk, deltas)
+        if len(chunk.choices) == 1 and chunk.usage is None and (plain := _plain(chunk.choices[0])):
+            self._alike.learn(document, plain, chunk.choices[0].index)
 
     def _read(self, document: bytes) -> ChunkIn:
         try:
@@ -206,6 +219,15 @@ class ChunkReader:
 
 
 _NOTHING = DeltaIn()
+
+
+def _plain(choice: ChoiceIn) -> str | None:
+    """Its text, where it brings that and nothing else."""
+    delta = choice.delta
+    if delta is None or choice.finish_reason is not None or choice.logprobs is not None:
+        return None
+    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
+    return delta.content if not any(others) else None
 
 
 def _document(event: bytes) -> bytes:

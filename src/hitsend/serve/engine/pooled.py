@@ -96,8 +96,8 @@ class PooledEngine:
         """Whether jobs are at its child."""
         return self._inner is not None and self._inner.num_open > 0
 
-    def admit(self, job: Job) -> None:
-        """As `EmbeddedEngine.admit`; for a model that isn't there by what is predicted of it."""
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """As `EmbeddedEngine.shed`; for a model that isn't there by how many wait for it."""
         if self._is_stopped:
             raise ShuttingDown("The server is shutting down.")
         num_open = len(self._waiting) + (self._inner.num_open if self._inner is not None else 0)
@@ -107,18 +107,26 @@ class PooledEngine:
                 retry_after_s=1.0,
             )
         if self._is_open and self._inner is not None:
-            self._inner.admit(job)
+            self._inner.shed(tenant, choices)
             return
-        facts = self.model.facts
-        most = self.model.max_waiting + facts.num_slots
-        check_job(job, facts.cells_per_slot, most)
         if self._failed_at is not None and self._clock.now() < self._failed_at + RETRY_S:
             raise EngineUnavailable("The model could not be loaded; it will be tried again.", retry_after_s=RETRY_S)
-        waiting = self._num_waiting
-        if waiting + job.n > most:
+        waiting, most = self._num_waiting, self._most
+        if waiting + choices > most >= choices:
             raise ServerOverloaded(
-                f"{waiting} wait for the model to be loaded, {job.n} more, room for {most}.", retry_after_s=1.0
+                f"{waiting} wait for the model to be loaded, {choices} more, room for {most}.", retry_after_s=1.0
             )
+
+    def admit(self, job: Job) -> None:
+        """As `EmbeddedEngine.admit`; for a model that isn't there by what is predicted of it."""
+        check_job(job, self.model.facts.cells_per_slot, self._most)
+        self.shed(job.tenant, job.n)
+        if self._is_open and self._inner is not None:
+            self._inner.admit(job)
+
+    @property
+    def _most(self) -> int:
+        return self.model.max_waiting + self.model.facts.num_slots
 
     def generate(self, job: Job) -> Generation:
         """Submit the job, or let it wait until its model is there. Raises what `admit` raises."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from hitsend.core.events import Admitted, FirstToken, ModelLoaded, Preempted, Queued, Released
+from hitsend.core.events import Admitted, FirstToken, ModelLoaded, Preempted, PrefixMatched, Queued, Released
 from hitsend.serve.engine.protocol import (
     ChoiceDone,
     Engine,
@@ -101,7 +101,8 @@ class SeveralGenerations:
         """Counts so far, all prompts together; final after `aclose()`."""
         counts = [part.produced for part in self._parts]
         outputs = tuple(tokens for count in counts for tokens in count.output_tokens)
-        return Produced(sum(count.prompt_tokens for count in counts), outputs)
+        cached = sum(count.cached_tokens for count in counts)
+        return Produced(sum(count.prompt_tokens for count in counts), outputs, cached_tokens=cached)
 
     async def _wait(self) -> None:
         """Until one of the parts has something to tell. Raises what that part raises."""
@@ -123,7 +124,7 @@ class SeveralGenerations:
             self._num_unreleased -= 1
             if self._num_unreleased == 0:
                 self._ready.append(event)
-        elif isinstance(event, Tokens | PromptScored | ChoiceDone | Admitted | Preempted | FirstToken):
+        elif isinstance(event, Tokens | PromptScored | ChoiceDone | Admitted | PrefixMatched | Preempted | FirstToken):
             self._ready.append(msgspec.structs.replace(event, choice=number * self._n + event.choice))
         else:
             self._ready.append(event)

@@ -1,7 +1,7 @@
 """A step's shares as the arrays that a decoder takes.
 
 Enters: shares, sorted by slot. Leaves: a `Batch`. Always true: tokens go by slot and position, each from what its
-sequence already knows; a batch is computed with one adapter, or with none. Next: `sampler.py`.
+sequence already knows, its draft behind it; a batch is computed with one adapter, or with none. Next: `sampler.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hitsend.serve.loop.decoder import Batch
-from hitsend.serve.loop.scheduler import Share
+from hitsend.serve.loop.roster import Share
 
 
 def by_adapter(shares: Iterable[Share]) -> list[list[Share]]:
@@ -26,7 +26,8 @@ def by_adapter(shares: Iterable[Share]) -> list[list[Share]]:
 def build_batch(shares: Sequence[Share]) -> Batch:
     """The arrays for the decoder; all shares have the same adapter.
 
-    Logits are wanted of a sequence's last known token, and where a prompt is scored.
+    Logits are wanted of a sequence's last known token, of those of its draft, and where a prompt is
+    scored.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -36,13 +37,15 @@ def build_batch(shares: Sequence[Share]) -> Batch:
         sequence = share.sequence
         start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + share.num_tokens
         token_ids += sequence.token_ids[start:end]
-        positions += range(start, end)
-        slots += [sequence.held_slot] * share.num_tokens
+        token_ids += share.draft
+        positions += range(start, end + len(share.draft))
+        slots += [sequence.held_slot] * (share.num_tokens + len(share.draft))
         wants = [False] * share.num_tokens
         wants[-1] = share.is_last
         for place in share.scored:
             wants[place - start] = True
         wants_logits += wants
+        wants_logits += [True] * len(share.draft)
     return Batch(
         np.array(token_ids, dtype=np.int32),
         np.array(positions, dtype=np.int32),

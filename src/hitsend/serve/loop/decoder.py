@@ -79,6 +79,11 @@ class Decoder(Protocol):
         """The adapters that a batch may name."""
         ...
 
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
+        ...
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch; return float32 logits [true wants_logits, vocab_size], the caller's to keep and change.
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from hitsend.core.drafts import MAX_DRAFT
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -134,6 +135,10 @@ class Metrics:
         self._computed.labels(engine, "decode").inc(figures.decode_tokens)
         self._output.labels(engine).inc(figures.output_tokens)
         self._steps.labels(engine).inc()
+        for drafted in figures.drafts:
+            for position in range(drafted.proposed):
+                outcome = "accepted" if position < drafted.accepted else "rejected"
+                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
 
@@ -281,6 +286,9 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._drafts = self._counter(
+            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
+        )
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )
