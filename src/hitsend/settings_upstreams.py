@@ -30,7 +30,10 @@ class UpstreamBase(Section, frozen=True, kw_only=True):
 
     name: str
     """How records, rows and metrics call it."""
-    models: dict[str, str]
+    models: dict[str, str] = {}  # noqa: RUF012  # msgspec gives each its own
+    """What it serves: name here = "name there"."""
+    embedding_models: dict[str, str] = {}  # noqa: RUF012  # same
+    """What it embeds with, in the same form; billed by its own usage."""
     base_url: str = ""
     """Of kind openai up to and including `/v1`. Redirects are not followed, proxies of the environment not used."""
     base_urls: tuple[str, ...] = ()

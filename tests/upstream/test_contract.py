@@ -145,6 +145,63 @@ async def test_every_kind_of_upstream_gives_the_same(tmp_path):
             }
 
 
+VECTORS = {"data": [{"index": 1, "embedding": [0.0, 1.0]}, {"index": 0, "embedding": "AACAPwAAAAA="}]}
+
+
+@pytest.mark.slow  # a server of its own
+async def test_embeddings_come_from_upstreams_too(tmp_path):
+    async with mock_upstream() as mock:
+        answers = [
+            VECTORS | {"usage": {"prompt_tokens": 7}},
+            VECTORS,
+            {"data": []},
+            b"{",
+            {"data": VECTORS["data"][:1]},
+        ]
+
+        async def script(call):
+            assert call.head.startswith("POST /v1/embeddings ")
+            await call.answer("200 OK", answers[len(mock.calls) - 1])
+
+        mock.script = script
+        one = VllmSettings(
+            name="v", base_url=mock.url, embedding_models={"small": "BAAI/bge"}, prices=PRICES, metrics_poll_s=0.0
+        )
+        tree = settings.Settings(
+            server=settings.ServerSettings(data_dir=str(tmp_path)),
+            engine=settings.EngineSettings(model="none"),
+            engines=(one,),
+        )
+        async with running(tree) as server, aiohttp.ClientSession() as session:
+            gate = Gateway(server.base_url, session, mock)
+
+            async def embed(**fields):
+                body = {"model": "small", "input": ["a", "bc"]} | fields
+                async with session.post(f"{server.base_url}/v1/embeddings", json=body) as answer:
+                    return answer.status, await answer.json()
+
+            status, body = await embed(dimensions=2)
+            assert status == 200
+            assert [one["embedding"] for one in body["data"]] == [[1.0, 0.0], [0.0, 1.0]]
+            assert (body["usage"]["prompt_tokens"], body["hitsend"]["cost_microusd"]) == (7, 7)
+            assert mock.calls[0].body == {
+                "model": "BAAI/bge",
+                "input": ["a", "bc"],
+                "encoding_format": "float",
+                "dimensions": 2,
+            }
+            status, body = await embed()
+            record = await gate.record(body["hitsend"]["request_id"])
+            assert (status, record["ledger"]["is_estimate"], record["ledger"]["prompt_tokens"]) == (200, True, 1)
+            for _ in answers[2:]:
+                status, body = await embed()
+                assert (status, body["error"]["code"]) == (500, "engine_failed")
+            assert [one["id"] for one in (await gate.get("/v1/models"))["data"]] == ["small"]
+            assert (await gate.answer(model="small"))[0] == 404, "it doesn't chat"
+            state = await gate.idle()
+            assert state["holds_open"] == 0
+
+
 @pytest.mark.slow  # a server of its own
 async def test_no_field_and_no_header_of_a_client_moves_the_address_or_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULT_TEST_KEY", "sk-canary")

@@ -19,7 +19,9 @@ import msgspec
 import uvloop
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import ConfigError
+from hitsend.core.record import Flight
 from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
@@ -29,6 +31,7 @@ from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
 from hitsend.serve.embed import EmbeddingStages, embed
+from hitsend.serve.embed_elsewhere import embed_elsewhere
 from hitsend.serve.estimate import Rates, estimate
 from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
@@ -129,7 +132,9 @@ async def built(
         pool = None if started.pools is None else started.pools.pool
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
-        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
+        embedding = EmbeddingStages(
+            clock, started.embedder, stages.prices, stages.ledger, stages.quota, started.upstreams.embedders
+        )
         yield _services(
             settings,
             stages,
@@ -168,6 +173,8 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
     for name, served in stages.engines.items():
         price = stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
         check_plan(settings, served.name, name, price)
+    for name, upstream in started.upstreams.embedders.items():
+        check_plan(settings, upstream.name, name, stages.prices.find(name, is_local=False))
     return stages
 
 
@@ -242,8 +249,11 @@ def _services(
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
         page=load_page(),
-        embed=lambda request, flight: embed(request, flight, embedding),
+        embed=partial(_embed, embedding),
         embedding_model=embeds,
+        embedding_models_elsewhere=tuple(
+            ServedModel(name, created, engine.settings.context) for name, engine in embedding.elsewhere.items()
+        ),
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
@@ -258,6 +268,14 @@ def _services(
             reserve_tokens=settings.engine.reserve_tokens,
         ),
     )
+
+
+async def _embed(stages: EmbeddingStages, request: EmbeddingRequest, flight: Flight) -> Embedded:
+    """Here or elsewhere, by the model's name."""
+    engine = stages.elsewhere.get(request.model)
+    if engine is None:
+        return await embed(request, flight, stages)
+    return await embed_elsewhere(request, flight, stages, engine)
 
 
 def _suited(stages: Stages, request: Request) -> Request:

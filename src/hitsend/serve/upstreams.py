@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,6 @@ from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.engine.terms import addresses, kind_of
-from hitsend.serve.usage.allowance import FREE_NEURONS_MICRO
 from hitsend.serve.usage.pricing import Price
 from hitsend.settings import PriceSettings, Settings
 from hitsend.settings_source import secret
@@ -48,6 +47,7 @@ class Upstreams(msgspec.Struct, frozen=True):
     handovers: dict[str, Handover] = {}
     prices: tuple[PriceSettings, ...] = ()
     names: dict[str, tuple[str, str]] = {}
+    embedders: dict[str, OpenAIEngine] = {}
 
 
 NO_UPSTREAMS = Upstreams()
@@ -106,24 +106,25 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
     handovers: dict[str, Handover] = {}
     prices: list[PriceSettings] = []
     names: dict[str, tuple[str, str]] = {}
+    embedders: dict[str, OpenAIEngine] = {}
     secret_salt = None
     for one in settings.engines:
         if not isinstance(one, UpstreamBase):
             continue
-        _check(one, settings, {_TAKEN, *engines}, by_model)
+        _check(one, settings, {_TAKEN, *engines}, names)
         secret_salt = secret_salt or kept_secret(Path(settings.server.data_dir) / SALT_FILE)
         engine = OpenAIEngine(one, clock, key=key_of(one), salt=secret_salt, on_tokens=on_tokens)
         engines[one.name] = engine
-        for model, there in one.models.items():
-            by_model[model] = engine
-            handovers[model] = _handover(one, engine)
+        by_model |= dict.fromkeys(one.models, engine)
+        handovers |= {model: _handover(one, engine) for model in one.models}
+        embedders |= dict.fromkeys(one.embedding_models, engine)
+        for model, there in (*one.models.items(), *one.embedding_models.items()):
             names[model] = (kind_of(one), there)
             prices += _prices(one, model)
-    return Upstreams(tuple(engines.values()), by_model, handovers, tuple(prices), names)
+    return Upstreams(tuple(engines.values()), by_model, handovers, tuple(prices), names, embedders)
 
 
 def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
-    is_free = isinstance(one, WorkersAISettings) and one.plan == "free"
     counts = one.counts_prompts or ("upstream" if engine.terms.profile.tokenize_path is not None else "bytes")
     return Handover(
         engine=one.name,
@@ -133,7 +134,7 @@ def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
         ignores=one.unsupported == "ignore",
         is_counted=counts == "embedded",
         counter=engine.count_prompt if counts == "upstream" else None,
-        neurons_limit_micro=FREE_NEURONS_MICRO if is_free else None,
+        neurons_limit_micro=engine.neurons_limit_micro,
         takes_prompts=engine.terms.profile.completions_path is not None,
     )
 
@@ -145,14 +146,14 @@ def check_plan(settings: Settings, engine: str, model: str, price: Price) -> Non
             raise ConfigError(f"engines[{engine}].models: {model} needs Workers AI's paid plan, engines.plan is free")
 
 
-def _check(one: UpstreamBase, settings: Settings, names: set[str], by_model: dict[str, Engine]) -> None:
+def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Collection[str]) -> None:
     where = f"engines[{one.name}]"
     if not _NAME.fullmatch(one.name) or one.name in names:
         raise ConfigError(f"engines.name: {one.name!r} is taken, or not 1 to 64 letters, digits, dots, _ and -")
-    if not one.models:
+    if not (one.models or one.embedding_models):
         raise ConfigError(f'{where}.models: expected at least one name = "name at the upstream"')
-    for model, there in one.models.items():
-        if model in by_model or not model:
+    for model, there in (*one.models.items(), *one.embedding_models.items()):
+        if model in models or not model or (model in one.models and model in one.embedding_models):
             raise ConfigError(f"{where}.models: {model!r} is empty, or served by another engine too")
         if not _NAME_THERE.fullmatch(there):
             raise ConfigError(f"{where}.models: {there!r} is no name at an upstream")

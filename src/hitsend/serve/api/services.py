@@ -206,3 +206,4 @@ class Services(msgspec.Struct, frozen=True):
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
+    embedding_models_elsewhere: tuple[ServedModel, ...] = ()

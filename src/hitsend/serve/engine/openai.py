@@ -33,9 +33,13 @@ from hitsend.serve.engine.openai_body import affinity, count_body
 from hitsend.serve.engine.protocol import EngineState, Job
 from hitsend.serve.engine.replicas import Replica, Replicas
 from hitsend.serve.engine.terms import addresses, kind_of, terms_of
+from hitsend.serve.engine.upstream_embeddings import UpstreamEmbedding, embeddings_body
 from hitsend.serve.engine.upstream_generation import MAX_WHOLE_BYTES, OpenAIGeneration
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.settings_upstreams import UpstreamBase
+from hitsend.settings_upstreams import UpstreamBase, WorkersAISettings
+
+FREE_NEURONS = 10_000
+"""Of Workers AI, per UTC day and account; `usage/allowance.py` has the same in its own unit."""
 
 
 class _Count(msgspec.Struct, frozen=True):
@@ -122,6 +126,21 @@ class OpenAIEngine:
         generation = OpenAIGeneration(job, self, self.replicas.choose(kin))
         self._running.add(generation)
         return generation
+
+    def embed(
+        self, model: str, inputs: tuple[str | tuple[int, ...], ...], dimensions: int | None, *, estimated: int
+    ) -> UpstreamEmbedding:
+        """Take an embedding request, by its model's name here. Raises what `shed` raises."""
+        self.shed((), 1)
+        self.retries.pay_in()
+        body = embeddings_body(self.settings.embedding_models[model], inputs, dimensions)
+        return UpstreamEmbedding(self, body, len(inputs), estimated=estimated)
+
+    @property
+    def neurons_limit_micro(self) -> int | None:
+        """What its account may use on one UTC day; None: it isn't limited."""
+        is_free = isinstance(self.settings, WorkersAISettings) and self.settings.plan == "free"
+        return FREE_NEURONS * 1_000_000 if is_free else None
 
     async def count_prompt(self, request: Request) -> int | None:
         """The prompt's tokens by the upstream's own tokenizer and template; None where it doesn't tell."""

@@ -73,6 +73,7 @@ class Profile(msgspec.Struct, frozen=True):
     source: str
     chat_path: str = "chat/completions"
     completions_path: str | None = None
+    embeddings_path: str = "embeddings"
     models_path: str = "models"
     models_key: str = "id"
     max_tokens_field: str = "max_tokens"
@@ -171,6 +172,7 @@ VLLM = Profile(
     source="vLLM's entrypoints and usage/metrics page: V0 to 0.32, read 2026-11-29",
     chat_path="/v1/chat/completions",
     completions_path="/v1/completions",
+    embeddings_path="/v1/embeddings",
     models_path="/v1/models",
     # vLLM's grammar backends read Lark and EBNF under one name
     fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},
@@ -200,6 +202,7 @@ WORKERS_AI = Profile(
     name="workers_ai",
     source="developers.cloudflare.com/workers-ai: errors, pricing and limits pages of 2026-09-17",
     chat_path="/v1/chat/completions",
+    embeddings_path="/v1/embeddings",
     models_path="/models/search",
     models_key="name",
     fields=_same(*_SAMPLING, "chat_template_kwargs"),

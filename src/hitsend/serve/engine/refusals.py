@@ -67,15 +67,16 @@ def broken(failure: LineFailed, name: str) -> ServeError:
 
 
 async def refusal_of(
-    answer: UpstreamAnswer, name: str, profile: Profile = GENERIC, *, wall: float = 0.0
+    answer: UpstreamAnswer, name: str, profile: Profile = GENERIC, *, wall: float = 0.0, wants_json: bool = False
 ) -> Refusal | None:
     """None for an answer that can be read. What the upstream wrote goes no further than its code.
 
-    `wall`: seconds since the epoch, for what lasts until a day ends.
+    `wall`: seconds since the epoch, for what lasts until a day ends. `wants_json`: no stream was asked for.
     """
     status = answer.status
     if status == 200:
-        if answer.content_type == "text/event-stream" or (profile.is_lenient and "json" in answer.content_type):
+        is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
+        if is_whole or (_is_stream(answer) and not wants_json):
             return None
         answer.close()
         return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
@@ -83,6 +84,10 @@ async def refusal_of(
     answer.close()
     wait_s = _retry_after_s(answer.headers.get("retry-after"))
     return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
+
+
+def _is_stream(answer: UpstreamAnswer) -> bool:
+    return answer.content_type == "text/event-stream"
 
 
 def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
