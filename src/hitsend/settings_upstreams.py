@@ -22,7 +22,7 @@ class UpstreamPrices(Section, frozen=True):
     cached_input: Price | None = None
 
 
-class UpstreamBase(Section, frozen=True, kw_only=True):
+class UpstreamBase(Section, frozen=True):
     """`[[engines]]` of the kinds `openai`, `vllm` and `workers_ai`: what they all have.
 
     `models` is a table of what it serves: name here = "name there". Clients can change none of this.
@@ -30,12 +30,12 @@ class UpstreamBase(Section, frozen=True, kw_only=True):
 
     name: str
     """How records, rows and metrics call it."""
+    base_url: str = ""
+    """Of kind openai up to and including `/v1`. Redirects are not followed, proxies of the environment not used."""
     models: dict[str, str] = {}  # noqa: RUF012  # msgspec gives each its own
     """What it serves: name here = "name there"."""
     embedding_models: dict[str, str] = {}  # noqa: RUF012  # same
     """What it embeds with, in the same form; billed by its own usage."""
-    base_url: str = ""
-    """Of kind openai up to and including `/v1`. Redirects are not followed, proxies of the environment not used."""
     base_urls: tuple[str, ...] = ()
     """Several servers with the same models in place of `base_url`: each request goes to one of them."""
     draining: tuple[str, ...] = ()
@@ -82,23 +82,31 @@ class UpstreamBase(Section, frozen=True, kw_only=True):
     """Share of a server's KV cache in use from which on it gets no more while requests wait there."""
 
 
-class UpstreamSettings(UpstreamBase, frozen=True, kw_only=True, tag_field="kind", tag="openai"):
+class UpstreamSettings(UpstreamBase, frozen=True, tag_field="kind", tag="openai"):
     """`[[engines]]` with `kind = "openai"`, or without `kind`: a server elsewhere that speaks OpenAI's chat API."""
 
     server: Server = "generic"
     """What it is, which tells what it takes: generic takes OpenAI's own fields."""
 
 
-class VllmSettings(UpstreamBase, frozen=True, kw_only=True, tag_field="kind", tag="vllm"):
+class VllmSettings(UpstreamBase, frozen=True, tag_field="kind", tag="vllm"):
     """`[[engines]]` with `kind = "vllm"`: one `vllm serve`, or several (`base_urls`)."""
 
     sends_priority: bool = False
     """Send each request's tier as `priority`; only where vLLM runs with `--scheduling-policy priority`."""
     salts_cache: bool = True
     """Send a `cache_salt` of each tenant's own: nobody can tell by the time what others have asked."""
+    serve_model: str | None = None
+    """Start `vllm serve` with this model on this machine, at `base_url`, and again when it dies."""
+    serve_command: tuple[str, ...] = ("vllm", "serve")
+    """What starts it; the model, `--host`, `--port` and `--served-model-name` are put behind."""
+    serve_arguments: tuple[str, ...] = ()
+    """What comes behind those (`--max-model-len`, …)."""
+    serve_start_timeout_s: Seconds = 900.0
+    """For it to answer `/health`."""
 
 
-class WorkersAISettings(UpstreamBase, frozen=True, kw_only=True, tag_field="kind", tag="workers_ai"):
+class WorkersAISettings(UpstreamBase, frozen=True, tag_field="kind", tag="workers_ai"):
     """`[[engines]]` with `kind = "workers_ai"`: Cloudflare's models, billed in neurons.
 
     Without `prices` the built-in list of neurons counts, by the names at the upstream (`@cf/…`).

@@ -251,9 +251,7 @@ def _services(
         page=load_page(),
         embed=partial(_embed, embedding),
         embedding_model=embeds,
-        embedding_models_elsewhere=tuple(
-            ServedModel(name, created, engine.settings.context) for name, engine in embedding.elsewhere.items()
-        ),
+        embedding_models_elsewhere=_embed_elsewhere(embedding, created),
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
@@ -268,6 +266,10 @@ def _services(
             reserve_tokens=settings.engine.reserve_tokens,
         ),
     )
+
+
+def _embed_elsewhere(embedding: EmbeddingStages, created: int) -> tuple[ServedModel, ...]:
+    return tuple(ServedModel(name, created, one.settings.context) for name, one in embedding.elsewhere.items())
 
 
 async def _embed(stages: EmbeddingStages, request: EmbeddingRequest, flight: Flight) -> Embedded:

@@ -13,6 +13,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,7 +31,7 @@ from hitsend.serve.engine.terms import addresses, kind_of
 from hitsend.serve.usage.pricing import Price
 from hitsend.settings import PriceSettings, Settings
 from hitsend.settings_source import secret
-from hitsend.settings_upstreams import UpstreamBase, WorkersAISettings
+from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAME_THERE = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+-]{0,255}")
@@ -113,7 +114,10 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
             continue
         _check(one, settings, {_TAKEN, *engines}, names)
         secret_salt = secret_salt or kept_secret(Path(settings.server.data_dir) / SALT_FILE)
-        engine = OpenAIEngine(one, clock, key=key_of(one), salt=secret_salt, on_tokens=on_tokens)
+        command = serve_command(one)
+        if command and settings.server.workers > 1:
+            raise ConfigError(f"engines[{one.name}].serve_model: not together with server.workers above 1")
+        engine = OpenAIEngine(one, clock, key=key_of(one), salt=secret_salt, command=command, on_tokens=on_tokens)
         engines[one.name] = engine
         by_model |= dict.fromkeys(one.models, engine)
         handovers |= {model: _handover(one, engine) for model in one.models}
@@ -164,6 +168,20 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
         raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls")
     if strays := set(one.draining) - set(urls):
         raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
+
+
+def serve_command(one: UpstreamBase) -> tuple[str, ...]:
+    """What starts its server here; empty where it is there already. Raises ConfigError."""
+    if not isinstance(one, VllmSettings) or one.serve_model is None:
+        return ()
+    url = urlsplit(one.base_url)
+    if one.base_urls or url.scheme != "http" or url.hostname not in ("127.0.0.1", "localhost") or not url.port:
+        raise ConfigError(
+            f"engines[{one.name}].serve_model: needs a base_url of this machine (http://127.0.0.1:PORT), no base_urls"
+        )
+    names = tuple(dict.fromkeys((*one.models.values(), *one.embedding_models.values())))
+    address = ("--host", "127.0.0.1", "--port", str(url.port))
+    return (*one.serve_command, one.serve_model, *address, "--served-model-name", *names, *one.serve_arguments)
 
 
 def key_of(one: UpstreamBase) -> str | None:

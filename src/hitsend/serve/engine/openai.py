@@ -19,7 +19,7 @@ count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). N
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -35,8 +35,9 @@ from hitsend.serve.engine.replicas import Replica, Replicas
 from hitsend.serve.engine.terms import addresses, kind_of, terms_of
 from hitsend.serve.engine.upstream_embeddings import UpstreamEmbedding, embeddings_body
 from hitsend.serve.engine.upstream_generation import MAX_WHOLE_BYTES, OpenAIGeneration
+from hitsend.serve.engine.vllm_process import VllmProcess
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.settings_upstreams import UpstreamBase, WorkersAISettings
+from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
 
 FREE_NEURONS = 10_000
 """Of Workers AI, per UTC day and account; `usage/allowance.py` has the same in its own unit."""
@@ -49,7 +50,7 @@ class _Count(msgspec.Struct, frozen=True):
 class OpenAIEngine:
     """See `protocol.Engine`. `key` is the upstream's credential; `on_tokens` is told what each request brought.
 
-    `salt` is this house's secret for what is derived from tenants.
+    `salt` is this house's secret for what is derived from tenants; `command` starts its server here, if it is ours.
     """
 
     takes: Literal["messages"] = "messages"
@@ -63,6 +64,7 @@ class OpenAIEngine:
         *,
         key: str | None,
         salt: bytes = b"",
+        command: Sequence[str] = (),
         on_tokens: Callable[[str, int], None] = lambda _name, _tokens: None,
     ) -> None:
         self.settings = settings
@@ -70,6 +72,7 @@ class OpenAIEngine:
         self.terms = terms_of(settings, salt)
         self.retries = RetryBudget(settings.retry_share)
         self.replicas = Replicas(settings, addresses(settings), self.terms.profile, clock, key=key)
+        self._process = self._process_of(command) if command else None
         self._on_tokens = on_tokens
         self._running: set[OpenAIGeneration] = set()
         self._is_stopping = False
@@ -88,8 +91,13 @@ class OpenAIEngine:
         return self._facts
 
     async def start(self) -> None:
-        """Get ready. Waits for no connection: an upstream that is away now may be back when it is asked."""
+        """Get ready. Waits for no connection: an upstream that is away now may be back when it is asked.
+
+        One that is started here is waited for. Raises ConfigError, EngineUnavailable.
+        """
         self.replicas.start()
+        if self._process is not None:
+            await self._process.start()
 
     async def stop(self) -> None:
         """End everything. Safe to call twice."""
@@ -97,6 +105,13 @@ class OpenAIEngine:
         for generation in tuple(self._running):
             generation.fail(ShuttingDown("The server is shutting down."))
         await self.replicas.stop()
+        if self._process is not None:
+            await self._process.stop()
+
+    def _process_of(self, command: Sequence[str]) -> VllmProcess:
+        assert isinstance(self.settings, VllmSettings)
+        timeout_s = self.settings.serve_start_timeout_s
+        return VllmProcess(command, self.replicas.all[0].line, start_timeout_s=timeout_s)
 
     def shed(self, _tenant: tuple[str, ...], _choices: int) -> None:
         """Refuse at once what can't be taken now: breaker open, full there or here, the day's allowance gone."""
@@ -187,8 +202,8 @@ class OpenAIEngine:
         """Figures of this moment. What others have waiting at the upstream is in `shown`."""
         return EngineState(
             is_ready=self.replicas.is_ready and self._closed_s() is None and not self._is_stopping,
-            pid=None,
-            restarts=0,
+            pid=self._process.pid if self._process is not None else None,
+            restarts=self._process.restarts if self._process is not None else 0,
             running=len(self._running),
             waiting=0,
             cells_total=0,

@@ -53,7 +53,7 @@ class UpstreamEmbedding:
         self._is_over = False
         self._has_reached = False
         self._usage: Usage | None = None
-        self.events: deque[EngineEvent] = deque()
+        self.events: deque[Sent | Answered] = deque()
 
     async def vectors(self) -> tuple[bytes, ...]:
         """Raises EngineError, LimitError, ClientError."""
