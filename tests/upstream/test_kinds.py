@@ -13,6 +13,7 @@ from hitsend.serve.engine.profiles import PROFILES
 from hitsend.serve.engine.terms import changes, drops, terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from tests.upstream.asking import ask, engine_of, job_of, request_of
+from tests.upstream.conftest import gateway
 
 MODELS = {"near": "far"}
 
@@ -202,6 +203,20 @@ async def test_a_prompt_that_vllm_finds_too_long_is_called_so(mock):
         error = (await ask(engine)).error
     assert error.code == "context_length_exceeded"
     assert "SECRET" not in error.message
+
+
+@pytest.mark.slow  # a server of its own
+async def test_what_is_left_out_stands_in_answer_and_record(tmp_path, mock):
+    async with gateway(tmp_path, mock, unsupported="ignore", lacks=("seed",)) as gate:
+        status, body, _ = await gate.answer(top_k=5, seed=3, temperature=0.5)
+        assert status == 200
+        warnings = [one for one in body["hitsend"]["warnings"] if "left out" in one]
+        assert [one.partition(":")[0] for one in warnings] == ["seed", "top_k"]
+        record = await gate.record(body["hitsend"]["request_id"])
+        fitted = next(event for event in record["events"] if event["type"] == "fitted")
+        assert fitted["warnings"] == warnings
+        assert {"top_k", "seed"}.isdisjoint(mock.calls[0].body)
+        assert mock.calls[0].body["temperature"] == 0.5
 
 
 def test_requests_are_what_they_were():

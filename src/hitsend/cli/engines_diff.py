@@ -76,7 +76,11 @@ async def _recorded(client: Client, request_id: str) -> dict[str, Any]:
         return {}
     nothing: dict[str, Any] = {"sources": {}, "sampling": {}}
     fitted = next((event for event in record["events"] if event["type"] == "fitted"), nothing)
-    sources = {name: f"{fitted['sampling'].get(name)} ({source})" for name, source in fitted["sources"].items()}
+    values = fitted["sampling"]
+    sources = {
+        name: "its own" if source == "upstream" else f"{values.get(name)} ({source})"
+        for name, source in fitted["sources"].items()
+    }
     return {"engine": record["engine"], "wall_ms": record["wall_ms"], "sampling": sources}
 
 
