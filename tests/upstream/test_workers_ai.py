@@ -184,6 +184,9 @@ async def test_a_row_has_neurons_beside_dollars_and_the_free_plan_ends_at_the_da
         assert (status, body["error"]["code"]) == (429, "insufficient_quota"), "more than is left of the day"
         assert "00:00 UTC" in body["error"]["message"]
         assert int(answer.headers["retry-after"]) <= 86_400
+        emulator.form = "failed_whole"
+        status, body, _ = await gate.answer(stream=True)
+        assert status == 503, "a failure inside a 200 still becomes a status"
         emulator.form = "hangs"
         async with gate.ask(stream=True, headers={"x-request-id": "left"}) as answer:
             seen = b""

@@ -212,7 +212,7 @@ async def _until_answered(generation: Generation, flight: Flight) -> None:
     async for event in generation:
         assert not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta)
         flight.record(event)
-        if isinstance(event, Answered) and event.status == 200:
+        if isinstance(event, Answered) and event.reason == "ok":
             return
 
 

@@ -131,6 +131,8 @@ class OpenAIGeneration:
             self._has_reached = True
             answer, refusal = await self._ask()
             status = None if answer is None else answer.status
+            if self._was_ended(answer):
+                return
             if refusal is None:
                 self._answer, self._answered_at = answer, self._now()
                 self._events.append(Answered(self._answered_at, status, "ok"))
@@ -146,6 +148,12 @@ class OpenAIGeneration:
                 self._end(refusal.outcome)
             if refusal.closed_s is not None:
                 self._engine.close_for(refusal.closed_s)
+
+    def _was_ended(self, answer: UpstreamAnswer | None) -> bool:
+        """Whether it was ended while it asked; then it knows why, and needs no answer."""
+        if self._is_over and answer is not None:
+            answer.close()
+        return self._is_over
 
     async def _ask(self) -> tuple[UpstreamAnswer | None, Refusal | None]:
         """One attempt."""
