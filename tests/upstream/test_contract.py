@@ -55,7 +55,14 @@ def engines(mock):
     qwen = "@cf/qwen/qwen3.8-27b"
     return (
         UpstreamSettings(name="openai", base_url=f"{root}/far/v1", models={"openai": "far"}, prices=PRICES),
-        VllmSettings(name="vllm", base_url=root, models={"vllm": "far"}, prices=PRICES, counts_prompts="bytes"),
+        VllmSettings(
+            name="vllm",
+            base_url=root,
+            models={"vllm": "far"},
+            prices=PRICES,
+            counts_prompts="bytes",
+            metrics_poll_s=0.0,  # each call is one that was asked for
+        ),
         WorkersAISettings(name="cf", models={"cf": qwen}, **cloudflare),
         WorkersAISettings(name="cf-native", models={"cf-native": qwen}, route="native", **cloudflare),
     )

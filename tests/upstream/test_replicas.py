@@ -14,6 +14,7 @@ from hitsend.testing import FakeClock
 from tests.mock_upstream import good, mock_upstream
 from tests.upstream.asking import ask, engine_of
 
+HANG_S = 60
 URLS = tuple(f"http://127.0.0.1:{port}" for port in (1, 2, 3))
 
 
@@ -166,7 +167,7 @@ async def test_its_metrics_are_polled_and_hold_back_what_it_could_not_take(mock)
 
     mock.script = script
     settings = settings_of((mock.url,), metrics_poll_s=0.02)
-    async with engine_of(settings, clock=SystemClock()) as engine:
+    async with asyncio.timeout(HANG_S), engine_of(settings, clock=SystemClock()) as engine:
         one = engine.replicas.all[0]
         while one.loaded_at is None:
             await asyncio.sleep(0.01)

@@ -188,10 +188,10 @@ async def test_a_row_has_neurons_beside_dollars_and_the_free_plan_ends_at_the_da
         status, body, _ = await gate.answer(stream=True)
         assert status == 503, "a failure inside a 200 still becomes a status"
         emulator.form = "hangs"
-        async with gate.ask(stream=True, headers={"x-request-id": "left"}) as answer:
+        async with asyncio.timeout(60), gate.ask(stream=True, headers={"x-request-id": "left"}) as answer:
             seen = b""
             while b"two" not in seen:
-                seen += await answer.content.readany()
+                seen += await answer.content.readexactly(1)
             answer.close()
         row = await settled(gate, "left")
         assert (row["is_estimate"], row["completion_tokens"]) == (True, 2)
