@@ -21,10 +21,9 @@ from hitsend.settings_engines import (
     Seconds,
     Section,
     Share,
-    UpstreamPrices,
-    UpstreamSettings,
 )
 from hitsend.settings_routes import CanarySettings, CascadeSettings, RouteSettings
+from hitsend.settings_upstreams import UpstreamPrices, UpstreamSettings, VllmSettings, WorkersAISettings
 
 __all__ = [
     "AccessSettings",
@@ -51,6 +50,8 @@ __all__ = [
     "UpstreamPrices",
     "UpstreamSettings",
     "UsageSettings",
+    "VllmSettings",
+    "WorkersAISettings",
 ]
 
 
@@ -271,7 +272,7 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()
-    engines: tuple[PooledSettings | UpstreamSettings, ...] = ()
+    engines: tuple[PooledSettings | UpstreamSettings | VllmSettings | WorkersAISettings, ...] = ()
     routes: tuple[RouteSettings, ...] = ()
     adapters: tuple[AdapterSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

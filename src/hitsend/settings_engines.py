@@ -1,4 +1,4 @@
-"""The settings of what computes: models, engines, adapters, upstreams; and what all sections are made of.
+"""The settings of what computes: models, engines, adapters; and what all sections are made of.
 
 Enters: nothing. Leaves: section types. Always true: as in `settings.py`, which puts them into the tree and is where
 everybody imports them from. Next: `settings.py`.
@@ -126,14 +126,6 @@ class AdapterSettings(Section, frozen=True):
     """How much of the change; 0: none."""
 
 
-class UpstreamPrices(Section, frozen=True):
-    """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
-
-    input: Price
-    output: Price
-    cached_input: Price | None = None
-
-
 class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
     """`[[engines]]` with `kind = "embedded"`: one more model of this machine, loaded when it is asked for.
 
@@ -156,41 +148,3 @@ class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
     idle_unload_s: Annotated[float, Meta(ge=0)] = 300.0
     """After so long without a request it is unloaded. 0: only when another model needs its room."""
     is_loaded_at_start: bool = False
-
-
-class UpstreamSettings(Section, frozen=True, tag_field="kind", tag="openai"):
-    """`[[engines]]`, with `kind = "openai"` or without `kind`: a server elsewhere that speaks OpenAI's chat API.
-
-    `models` is a table of what it serves: name here = "name there". Clients can change none of this.
-    """
-
-    name: str
-    """How records, rows and metrics call it."""
-    base_url: str
-    """Up to and including `/v1`. Redirects are not followed, proxies from the environment not used."""
-    models: dict[str, str]
-    api_key_env: str | None = None
-    """The environment variable that holds the upstream's key."""
-    prices: UpstreamPrices | None = None
-    context: Positive = 131_072
-    """Tokens of prompt and answer together, as `/v1/models` tells it; the upstream is the judge of prompts."""
-    max_tokens: Positive = 4096
-    """Asked for where the client set no max_tokens: the hold needs a bound."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    passes: tuple[str, ...] = ()
-    """Sampling fields beyond OpenAI's that it takes by the same name (`top_k`, `min_p`, `chat_template_kwargs`, …)."""
-    counts_prompts: Literal["bytes", "embedded"] = "bytes"
-    """What is reserved for a prompt: a bound from its bytes, or the embedded model's template and tokenizer's count."""
-    max_concurrent: Positive = 256
-    """Requests that run there at once; one more is refused with `server_overloaded`."""
-    connect_timeout_s: Seconds = 5.0
-    stall_timeout_s: Seconds = 120.0
-    """Longest silence, before the first byte as well as between two."""
-    retry_share: Share = 0.1
-    """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
-    breaker_failures: Positive = 5
-    """Failures in a row that open the circuit breaker."""
-    breaker_share: Share = 0.5
-    """Failures among the last 50 requests that open it too."""
-    breaker_open_s: Seconds = 2.0
-    """How long it refuses before one request may try again; doubles up to 60 s while that fails."""

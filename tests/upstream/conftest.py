@@ -56,9 +56,10 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(tmp_path, mock, **fields):
+async def gateway(tmp_path, mock, engine=None, **fields):
+    """`engine` in place of one of kind openai that `fields` say more of."""
     fields = {"models": {"near": "far"}, "prices": PRICES, "base_url": mock.url} | fields
-    upstream = settings.UpstreamSettings(name="there", **fields)
+    upstream = engine or settings.UpstreamSettings(name="there", **fields)
     tree = settings.Settings(
         server=settings.ServerSettings(data_dir=str(tmp_path)),
         engine=settings.EngineSettings(model="none"),

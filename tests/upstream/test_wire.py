@@ -16,13 +16,18 @@ from hitsend.core.request import (
     ToolChoice,
     Usage,
 )
-from hitsend.serve.engine.openai import merged
-from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid, encode_body, extensions
+from hitsend.serve.engine.openai_body import asked, encode_body
+from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid
+from hitsend.serve.engine.profiles import OPENAI_FIELDS
+from hitsend.serve.engine.terms import terms_of
+from hitsend.serve.engine.upstream_generation import merged
+from hitsend.settings_upstreams import UpstreamSettings
 
 
 def body(**fields):
     request = Request("r", "near", (Message("user", "hé"),), **fields)
-    return json.loads(encode_body(request, "far", 9, "max_tokens")), extensions(request)
+    terms = terms_of(UpstreamSettings(name="there", models={"near": "far"}))
+    return json.loads(encode_body(request, 9, terms)), set(asked(request)) - OPENAI_FIELDS
 
 
 def test_a_plain_request_carries_nothing_that_was_not_asked_for():
@@ -81,7 +86,7 @@ def test_extensions_are_named():
         "top_k",
         "min_p",
         "chat_template_kwargs",
-        "structured_outputs",
+        "structured_outputs.regex",
         "stop_token_ids",
         "min_tokens",
         "ignore_eos",

@@ -4,7 +4,7 @@ Enters: arguments. Leaves: an exit status; answers and `--json` documents on std
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
 a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `config.py`,
-`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`.
+`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`, `engines.py`.
 """
 
 import importlib
@@ -33,6 +33,7 @@ COMMANDS = {
     "routes": "What routes choose, and why.",
     "models": "Models on this machine: list them, measure layouts.",
     "plan": "Plan memory, money and tokens.",
+    "engines": "List the engines; check those elsewhere.",
     "config": "Show every setting and where its value came from.",
 }
 """Every command, in the order of `--help`. Each lives in the module of its name and is that module's `app`."""

@@ -16,9 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend import settings, settings_engines, settings_routes
+from hitsend import settings, settings_engines, settings_routes, settings_upstreams
 from hitsend.cli import options
 from hitsend.settings_source import Loaded, described, fields, shown
+
+_MODULES = (settings, settings_engines, settings_upstreams, settings_routes)
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show every setting and where it came from."
@@ -81,8 +83,11 @@ def page() -> str:
         settings.ModelSettings,
         settings.SamplingPreset,
         settings.PooledSettings,
-        settings.UpstreamSettings,
-        settings.UpstreamPrices,
+        settings_upstreams.UpstreamBase,
+        settings_upstreams.UpstreamSettings,
+        settings_upstreams.VllmSettings,
+        settings_upstreams.WorkersAISettings,
+        settings_upstreams.UpstreamPrices,
         settings.RouteSettings,
         settings.CanarySettings,
         settings.CascadeSettings,
@@ -99,7 +104,10 @@ def page() -> str:
 
 def _rows(section: type[msgspec.Struct], meanings: dict[tuple[str, str], str]) -> str:
     head = "| setting | type | default | meaning |\n| --- | --- | --- | --- |\n"
-    return head + "".join(_row(section.__name__, field, meanings) for field in msgspec.structs.fields(section))
+    own = inspect.get_annotations(section)  # what it inherits stands in its base's table
+    return head + "".join(
+        _row(section.__name__, field, meanings) for field in msgspec.structs.fields(section) if field.name in own
+    )
 
 
 def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[str, str], str]) -> str:
@@ -119,8 +127,7 @@ def _doc(section: type) -> str:
 def _meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, which Python itself throws away."""
     found: dict[tuple[str, str], str] = {}
-    modules = (settings, settings_engines, settings_routes)
-    for node in (one for module in modules for one in ast.parse(inspect.getsource(module)).body):
+    for node in [statement for module in _MODULES for statement in ast.parse(inspect.getsource(module)).body]:
         if isinstance(node, ast.ClassDef):
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:

@@ -4,11 +4,13 @@ Enters: flags. Leaves: when the server has stopped. Always true: nothing here kn
 Next: `serve/supervisor.py`.
 """
 
-from typing import Annotated
+import json
+from typing import Annotated, Literal
 
 import typer
 
 from hitsend.cli import options
+from hitsend.core.errors import ConfigError
 from hitsend.serve.supervisor import serve as run
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -22,6 +24,10 @@ def serve(
     layout: Annotated[
         str | None, typer.Option(help="Weights as-shipped, auto, or as a name from `hitsend models tune`.")
     ] = None,
+    engine: Annotated[
+        Literal["embedded", "vllm"], typer.Option(help="vllm: start `vllm serve` with the model, and stand before it.")
+    ] = "embedded",
+    vllm_port: Annotated[int, typer.Option(help="Where that vLLM listens, on this machine.")] = 8100,
     workers: Annotated[int | None, typer.Option(help="Gateway processes; default 1.")] = None,
     config: options.Config = None,
     data: options.Data = None,
@@ -32,10 +38,27 @@ def serve(
         config,
         sets,
         data=data,
-        engine__model=model,
+        engine__model="none" if engine == "vllm" else model,
+        engines=_vllm(model, vllm_port) if engine == "vllm" else None,
         engine__layout=layout,
         server__host=host,
         server__port=None if port is None else str(port),
         server__workers=None if workers is None else str(workers),
     )
     run(loaded)
+
+
+def _vllm(model: str | None, port: int) -> str:
+    """The one engine that there then is, in place of those in the settings file; what runs here is free."""
+    if model is None:
+        raise ConfigError("flag --engine vllm: which model? Give --model OWNER/REPO or a folder")
+    alias = model.rstrip("/").rpartition("/")[2].lower()
+    one = {
+        "kind": "vllm",
+        "name": "vllm",
+        "base_url": f"http://127.0.0.1:{port}",
+        "models": {alias: model},
+        "serve_model": model,
+        "prices": {"input": 0, "output": 0},
+    }
+    return json.dumps([one])

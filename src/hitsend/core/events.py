@@ -92,12 +92,16 @@ class Tokenized(Event, frozen=True):
 
 
 class Fitted(Event, frozen=True):
-    """The second limit check, in tokens, and the sampling values that will be used (`sources`: field → where from)."""
+    """The second limit check, in tokens, and the sampling values that will be used (`sources`: field → where from).
+
+    `warnings`: what the engine doesn't do of what was asked, where the settings have it left out.
+    """
 
     max_tokens: int
     limits: tuple[LimitCheck, ...]
     sampling: SamplingParams
     sources: dict[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 class LimitsChecked(Event, frozen=True):

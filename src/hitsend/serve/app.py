@@ -14,11 +14,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 import uvloop
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import ConfigError
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -32,6 +34,8 @@ from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
 from hitsend.serve.embed import EmbeddingStages, embed
+from hitsend.serve.embed_elsewhere import embed_elsewhere
+from hitsend.serve.engine.protocol import EmbeddingModel
 from hitsend.serve.engine.targets import Targets
 from hitsend.serve.estimate import Rates
 from hitsend.serve.explain import DryRuns
@@ -44,7 +48,7 @@ from hitsend.serve.pools import LocalModel
 from hitsend.serve.routed import Routing, run_routed
 from hitsend.serve.stages import Stages, Words
 from hitsend.serve.stores import Stores, open_stores
-from hitsend.serve.upstreams import OwnText
+from hitsend.serve.upstreams import OwnText, check_plan
 from hitsend.serve.usage.books import Counters, open_books
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.pricing import PriceBook
@@ -138,7 +142,9 @@ async def built(
         pool = None if started.pools is None else started.pools.pool
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
-        embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
+        embedding = EmbeddingStages(
+            clock, started.embedder, stages.prices, stages.ledger, stages.quota, started.upstreams.embedders
+        )
         yield _services(
             settings,
             stages,
@@ -160,7 +166,7 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
         text=first.text,
         budget=first.budget,
         engines=started.engines,
-        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall),
+        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall, elsewhere=started.upstreams.names),
         ledger=stores.ledger,
         quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
         wait_timeout_s=settings.engine.wait_timeout_s,
@@ -175,7 +181,10 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
         },
     )
     for name, served in stages.engines.items():
-        stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
+        price = stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
+        check_plan(settings, served.name, name, price)
+    for name, upstream in started.upstreams.embedders.items():
+        check_plan(settings, upstream.name, name, stages.prices.find(name, is_local=False))
     return stages
 
 
@@ -240,11 +249,8 @@ def _services(
     dry_runs: DryRuns,
     counters: Counters | None,
 ) -> Services:
-    created = int(time.time())
-    routing, contexts = dry_runs.routing, {name: one.facts.cells_per_slot for name, one in stages.engines.items()}
-    for name, route in routing.targets.routes.items():
-        contexts[name] = max(contexts[routing.model_of(name, one)] for one in route.engines)
-    served = tuple(ServedModel(name, created, context) for name, context in contexts.items())
+    created, routing = int(time.time()), dry_runs.routing
+    served = _served(stages, routing, created)
     embedder = embedding.embedder
     embeds = None if embedder is None else ServedModel(embedder.model, created, embedder.facts.max_tokens)
     return Services(
@@ -259,17 +265,14 @@ def _services(
         records=flights,
         models=lambda: served,
         model_state=lambda name: watch.model_state(name) | routing.targets.shown(name),
-        state=lambda: (
-            watch.state()
-            | ({"embedder": embedder.state()} if embedder is not None else {})
-            | ({"routes": routing.targets.state()} if routing.targets.routes else {})
-        ),
+        state=partial(_state, watch, routing, embedder),
         health=watch.health,
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
         page=load_page(),
-        embed=lambda request, flight: embed(request, flight, embedding),
+        embed=partial(_embed, embedding),
         embedding_model=embeds,
+        embedding_models_elsewhere=_embed_elsewhere(embedding, created),
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
@@ -279,6 +282,19 @@ def _services(
         estimate=dry_runs.estimate,
         explain=dry_runs.explain,
     )
+
+
+def _served(stages: Stages, routing: Routing, created: int) -> tuple[ServedModel, ...]:
+    """Models that chat, and routes, which hold as much as the largest of their engines."""
+    contexts = {name: one.facts.cells_per_slot for name, one in stages.engines.items()}
+    for name, route in routing.targets.routes.items():
+        contexts[name] = max(contexts[routing.model_of(name, one)] for one in route.engines)
+    return tuple(ServedModel(name, created, context) for name, context in contexts.items())
+
+
+def _state(watch: Watch, routing: Routing, embedder: EmbeddingModel | None) -> dict[str, Any]:
+    shown = watch.state() | ({"embedder": embedder.state()} if embedder is not None else {})
+    return shown | ({"routes": routing.targets.state()} if routing.targets.routes else {})
 
 
 def _pipeline(
@@ -297,6 +313,18 @@ def _own_text(stages: Stages, routing: Routing) -> OwnText:
         texts |= {name: texts[first]} if first in texts else {}
         handovers |= {name: handovers[first]} if first in handovers else {}
     return OwnText(stages.text, handovers, texts)
+
+
+def _embed_elsewhere(embedding: EmbeddingStages, created: int) -> tuple[ServedModel, ...]:
+    return tuple(ServedModel(name, created, one.settings.context) for name, one in embedding.elsewhere.items())
+
+
+async def _embed(stages: EmbeddingStages, request: EmbeddingRequest, flight: Flight) -> Embedded:
+    """Here or elsewhere, by the model's name."""
+    engine = stages.elsewhere.get(request.model)
+    if engine is None:
+        return await embed(request, flight, stages)
+    return await embed_elsewhere(request, flight, stages, engine)
 
 
 def _suited(stages: Stages, request: Request) -> Request:

@@ -12,7 +12,7 @@ from hitsend.core.limits import RateWindows
 from hitsend.core.request import Request
 from hitsend.serve.access.quota import Ask
 from hitsend.serve.chat.handover import BYTES_PER_TOKEN, check, count
-from hitsend.serve.engine.openai_wire import extensions
+from hitsend.serve.engine.openai_body import asked
 from hitsend.serve.engine.router import RequestFacts, TargetFacts
 from hitsend.serve.engine.targets import Targets
 from hitsend.serve.stages import Stages
@@ -101,7 +101,7 @@ def refusal(request: Request, stages: Stages) -> InvalidRequest | ContextLengthE
     context = stages.engines[request.model].facts.cells_per_slot
     try:
         if terms is not None:
-            check(request, terms, extensions(request))
+            check(request, terms, set(asked(request)))
     except InvalidRequest as error:
         return error
     least = (request.max_tokens or 1) + estimated_tokens(request) // 2
@@ -117,7 +117,7 @@ def able_request(request: Request, route: RouteSettings, model: str, stages: Sta
     if route.thinking == "leave":
         return changed
     terms = stages.handovers.get(model)
-    if terms is not None and "chat_template_kwargs" not in terms.passes:
+    if terms is not None and "chat_template_kwargs" not in terms.takes:
         text = f"thinking: {route.model} wants it {route.thinking}, which {terms.engine} can't be told"
         return msgspec.structs.replace(changed, warnings=(*changed.warnings, text))
     kwargs = changed.template_kwargs | {"enable_thinking": route.thinking == "on"}

@@ -67,7 +67,7 @@ class Children:
 
     def check(self) -> None:
         """Raises ConfigError where two models have one name."""
-        check_names([*(name for model in self.local for name in model.by_name), *self.upstreams.by_model])
+        check_names([*(name for model in self.local for name in model.by_name), *self.upstreams.names])
 
 
 @dataclass(frozen=True)

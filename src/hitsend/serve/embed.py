@@ -10,7 +10,7 @@ Next: `account.py`.
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hitsend.core.clock import Clock
@@ -26,6 +26,7 @@ from hitsend.serve.engine.convert_minilm import PACKAGED, converted
 from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.embedding_messages import Vectors
 from hitsend.serve.engine.models import resolve
+from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.protocol import EmbeddingBatch, EmbeddingModel, EngineEvent, Produced
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.pricing import PriceBook
@@ -39,13 +40,17 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class EmbeddingStages:
-    """What an embedding request passes through; built once by `app.py`. `embedder` None: no model is configured."""
+    """What an embedding request passes through; built once by `app.py`. `embedder` None: no model is configured.
+
+    `elsewhere` are the engines of upstreams' embedding models, by their names here.
+    """
 
     clock: Clock
     embedder: EmbeddingModel | None
     prices: PriceBook
     ledger: Ledger
     quota: Quota
+    elsewhere: dict[str, OpenAIEngine] = field(default_factory=dict)
 
 
 def find_embedder(settings: EngineSettings, models_dir: Path) -> Embedder | None:

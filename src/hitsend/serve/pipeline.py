@@ -23,9 +23,9 @@ from hitsend.serve.account import Account
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Counted, check, count, fit
+from hitsend.serve.chat.handover import Counted, check, count, fit, with_warnings
 from hitsend.serve.chat.prompt import Prompt
-from hitsend.serve.engine.openai_wire import extensions
+from hitsend.serve.engine.openai_body import asked
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
@@ -75,7 +75,8 @@ async def prepare(request: Request, flight: Flight, stages: Stages, engine: Engi
     """Everything up to the hold. Raises what preparing and `Engine.admit` raise."""
     engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
-        job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
+        request, counted = await count_handed_over(request, stages)
+        job, fitted = hand_over(request, stages, counted)
         job = msgspec.structs.replace(job, traceparent=flight.traceparent)
         flight.record(fitted)
     else:
@@ -156,22 +157,31 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     )
 
 
-async def count_handed_over(request: Request, stages: Stages) -> Counted:
-    """How long its prompt may be where the engine counts it. Raises InvalidRequest for what that doesn't take."""
+async def count_handed_over(request: Request, stages: Stages) -> tuple[Request, Counted]:
+    """How long its prompt may be where the engine counts it, and the request as that engine gets it.
+
+    Raises InvalidRequest for what that doesn't take.
+    """
     terms = stages.handovers[request.model]
-    check(request, terms, extensions(request))
-    return count(request, (await stages.text.prepare(request)).num_tokens if terms.is_counted else None)
+    request = with_warnings(request, terms, check(request, terms, set(asked(request))))
+    known = None
+    if terms.is_counted and not request.prompts:
+        known = (await stages.text.prepare(request)).num_tokens
+    elif terms.counter is not None:
+        known = await terms.counter(request)
+    return request, count(request, known)
 
 
 def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, Fitted]:
     """Messages stay messages: only what may be asked is checked, and what to reserve is bounded."""
     most = longest_answer(request, stages, counted.reserved)
-    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most)
+    known = counted.reserved if counted.is_exact else 0
+    fitted = fit(request, stages.handovers[request.model], stages.budget.ceiling, most, known)
     job = Job(
         request_id=request.request_id,
         prompt_token_ids=(),
         sampling=fitted.sampling,
-        n=request.n,
+        n=request.n * max(1, len(request.prompts)),
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
         tier=request.served_tier,
@@ -188,7 +198,7 @@ async def _until_answered(generation: Generation, flight: Flight) -> None:
     async for event in generation:
         assert not isinstance(event, Tokens | PromptScored | ChoiceDone | Delta)
         flight.record(event)
-        if isinstance(event, Answered) and event.status == 200:
+        if isinstance(event, Answered) and event.reason == "ok":
             return
 
 
@@ -236,6 +246,7 @@ def _is_thinking_wanted(request: Request) -> bool:
 
 
 def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> HoldRequest:
+    terms = stages.handovers.get(request.model)
     return HoldRequest(
         request_id=request.request_id,
         principal=request.principal,
@@ -244,6 +255,7 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
+        neurons_limit_micro=None if terms is None else terms.neurons_limit_micro,
         may_lag=not request.stream,
     )
 

@@ -1,12 +1,19 @@
 """Upstreams as the settings name them: engines, their terms, their prices.
 
 Enters: `[[engines]]`. Leaves: engines to start, and what `app.py` puts among the stages. Always true: two engines never
-share a name, nor two models; an upstream's key is read here from its variable, and goes into the engine and nowhere
-else. Next: `children.py`.
+share a name, nor two models; an upstream's key is read here from its variable or file, and goes into the engine and
+nowhere else; the secret that salts are made of is this folder's own, and the same for all its processes. Next:
+`children.py`.
 """
 
+import contextlib
+import os
 import re
-from collections.abc import Callable
+import secrets
+import tempfile
+from collections.abc import Callable, Collection
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,20 +27,28 @@ from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.protocol import Engine
-from hitsend.settings import PriceSettings, Settings, UpstreamSettings
+from hitsend.serve.engine.terms import addresses, kind_of
+from hitsend.serve.usage.pricing import Price
+from hitsend.settings import PriceSettings, Settings
 from hitsend.settings_source import secret
+from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME_THERE = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+-]{0,255}")
 _TAKEN = "embedded"
+SALT_FILE = "upstreams.secret"
+"""In the data folder."""
 
 
 class Upstreams(msgspec.Struct, frozen=True):
-    """`engines` are to be started and stopped; the rest goes by the models' names here."""
+    """`engines` are to be started and stopped; the rest goes by models' names here. `names`: kind, and name there."""
 
     engines: tuple[OpenAIEngine, ...] = ()
     by_model: dict[str, Engine] = {}
     handovers: dict[str, Handover] = {}
     prices: tuple[PriceSettings, ...] = ()
+    names: dict[str, tuple[str, str]] = {}
+    embedders: dict[str, OpenAIEngine] = {}
 
 
 NO_UPSTREAMS = Upstreams()
@@ -91,47 +106,120 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
     by_model: dict[str, Engine] = {}
     handovers: dict[str, Handover] = {}
     prices: list[PriceSettings] = []
+    names: dict[str, tuple[str, str]] = {}
+    embedders: dict[str, OpenAIEngine] = {}
+    secret_salt = None
     for one in settings.engines:
-        if not isinstance(one, UpstreamSettings):
+        if not isinstance(one, UpstreamBase):
             continue
-        _check(one, settings, {_TAKEN, *engines}, by_model)
-        engine = OpenAIEngine(one, clock, key=_key(one), on_tokens=on_tokens)
+        _check(one, settings, {_TAKEN, *engines}, names)
+        secret_salt = secret_salt or kept_secret(Path(settings.server.data_dir) / SALT_FILE)
+        command = serve_command(one)
+        if command and settings.server.workers > 1:
+            raise ConfigError(f"engines[{one.name}].serve_model: not together with server.workers above 1")
+        engine = OpenAIEngine(one, clock, key=key_of(one), salt=secret_salt, command=command, on_tokens=on_tokens)
         engines[one.name] = engine
-        for model in one.models:
-            by_model[model] = engine
-            handovers[model] = Handover(
-                engine=one.name,
-                context=one.context,
-                max_tokens=one.max_tokens,
-                passes=frozenset(one.passes),
-                is_counted=one.counts_prompts == "embedded",
-            )
+        by_model |= dict.fromkeys(one.models, engine)
+        handovers |= {model: _handover(one, engine) for model in one.models}
+        embedders |= dict.fromkeys(one.embedding_models, engine)
+        for model, there in (*one.models.items(), *one.embedding_models.items()):
+            names[model] = (kind_of(one), there)
             prices += _prices(one, model)
-    return Upstreams(tuple(engines.values()), by_model, handovers, tuple(prices))
+    return Upstreams(tuple(engines.values()), by_model, handovers, tuple(prices), names, embedders)
 
 
-def _check(one: UpstreamSettings, settings: Settings, names: set[str], by_model: dict[str, Engine]) -> None:
+def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
+    counts = one.counts_prompts or ("upstream" if engine.terms.profile.tokenize_path is not None else "bytes")
+    return Handover(
+        engine=one.name,
+        context=one.context,
+        max_tokens=one.max_tokens,
+        takes=engine.terms.takes,
+        ignores=one.unsupported == "ignore",
+        is_counted=counts == "embedded",
+        counter=engine.count_prompt if counts == "upstream" else None,
+        neurons_limit_micro=engine.neurons_limit_micro,
+        takes_prompts=engine.terms.profile.completions_path is not None,
+    )
+
+
+def check_plan(settings: Settings, engine: str, model: str, price: Price) -> None:
+    """Raises ConfigError for a model that its engine's plan doesn't serve."""
+    for one in settings.engines:
+        if isinstance(one, WorkersAISettings) and one.name == engine and one.plan == "free" and price.is_paid_only:
+            raise ConfigError(f"engines[{engine}].models: {model} needs Workers AI's paid plan, engines.plan is free")
+
+
+def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Collection[str]) -> None:
+    where = f"engines[{one.name}]"
     if not _NAME.fullmatch(one.name) or one.name in names:
         raise ConfigError(f"engines.name: {one.name!r} is taken, or not 1 to 64 letters, digits, dots, _ and -")
-    if not one.models:
-        raise ConfigError(f'engines[{one.name}].models: expected at least one name = "name at the upstream"')
-    for model in one.models:
-        if model in by_model or not model:
-            raise ConfigError(f"engines[{one.name}].models: {model!r} is empty, or served by another engine too")
+    if not (one.models or one.embedding_models):
+        raise ConfigError(f'{where}.models: expected at least one name = "name at the upstream"')
+    for model, there in (*one.models.items(), *one.embedding_models.items()):
+        if model in models or not model or (model in one.models and model in one.embedding_models):
+            raise ConfigError(f"{where}.models: {model!r} is empty, or served by another engine too")
+        if not _NAME_THERE.fullmatch(there):
+            raise ConfigError(f"{where}.models: {there!r} is no name at an upstream")
     if one.counts_prompts == "embedded" and settings.engine.model == NO_MODEL:
-        raise ConfigError(f"engines[{one.name}].counts_prompts: embedded, but engine.model is none")
+        raise ConfigError(f"{where}.counts_prompts: embedded, but engine.model is none")
+    urls = addresses(one)
+    if not urls or len(set(urls)) != len(urls):
+        raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls")
+    if strays := set(one.draining) - set(urls):
+        raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
 
 
-def _key(one: UpstreamSettings) -> str | None:
-    if one.api_key_env is None:
+def serve_command(one: UpstreamBase) -> tuple[str, ...]:
+    """What starts its server here; empty where it is there already. Raises ConfigError."""
+    if not isinstance(one, VllmSettings) or one.serve_model is None:
+        return ()
+    url = urlsplit(one.base_url)
+    if one.base_urls or url.scheme != "http" or url.hostname not in ("127.0.0.1", "localhost") or not url.port:
+        raise ConfigError(
+            f"engines[{one.name}].serve_model: needs a base_url of this machine (http://127.0.0.1:PORT), no base_urls"
+        )
+    names = tuple(dict.fromkeys((*one.models.values(), *one.embedding_models.values())))
+    address = ("--host", "127.0.0.1", "--port", str(url.port))
+    return (*one.serve_command, one.serve_model, *address, "--served-model-name", *names, *one.serve_arguments)
+
+
+def key_of(one: UpstreamBase) -> str | None:
+    """The upstream's credential. Raises ConfigError where it is named and not there."""
+    if one.api_key_env is not None and one.api_key_file is not None:
+        raise ConfigError(f"engines[{one.name}].api_key_file: set beside api_key_env, one of them is enough")
+    if one.api_key_env is not None:
+        return _usable(secret(one.api_key_env), f"engines[{one.name}].api_key_env: the environment", one.api_key_env)
+    if one.api_key_file is None:
         return None
-    key = secret(one.api_key_env)
-    if key is None or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"engines[{one.name}].api_key_env: the environment has no usable {one.api_key_env}")
+    try:
+        text = Path(one.api_key_file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return _usable(text.strip(), f"engines[{one.name}].api_key_file: the disk", one.api_key_file)
+
+
+def _usable(key: str | None, where: str, name: str) -> str:
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{where} has no usable {name}")
     return key
 
 
-def _prices(one: UpstreamSettings, model: str) -> list[PriceSettings]:
+def kept_secret(path: Path) -> bytes:
+    """32 random bytes that stay the same; made when they aren't there, for this user only. Raises ConfigError."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.") as fresh:  # mode 0600
+            fresh.write(secrets.token_bytes(32))
+            fresh.flush()
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh.name, path)  # whole or not at all, also when several processes start at once
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"server.data_dir: {path.name} can't be kept there ({error.strerror})") from error
+
+
+def _prices(one: UpstreamBase, model: str) -> list[PriceSettings]:
     if one.prices is None:
         return []
     found = one.prices

@@ -10,6 +10,7 @@ import msgspec
 
 from hitsend.serve.api.services import Health
 from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.stages import Stages
@@ -62,11 +63,16 @@ class Watch:
         shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
         upstreams = {
             name: {"running": state["running"], "slots_total": state["slots_total"], "is_ready": state["is_ready"]}
+            | self._elsewhere(name)
             for name, state in states.items()
             if (self._embedded is None or name != self._embedded.name) and name not in self._pooled
         }
         pool = {} if self._pool is None else {"pool": self._pool.state()}
         return shown | {"engine": self._embedded_state(), "upstreams": upstreams} | pool
+
+    def _elsewhere(self, name: str) -> dict[str, Any]:
+        engine = self._engines()[name]
+        return engine.shown() if isinstance(engine, OpenAIEngine) else {}
 
     @property
     def _pooled(self) -> dict[str, PooledEngine]:

@@ -116,9 +116,10 @@ async def model(exchange: Exchange) -> None:
 
 
 def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
-    """Models that chat, and the one that embeds."""
-    embedding = exchange.services.embedding_model
-    return (*exchange.services.models(), *([embedding] if embedding is not None else []))
+    """Models that chat, and those that embed."""
+    services = exchange.services
+    embedding = () if services.embedding_model is None else (services.embedding_model,)
+    return (*services.models(), *embedding, *services.embedding_models_elsewhere)
 
 
 async def metrics(exchange: Exchange) -> None:

@@ -213,3 +213,4 @@ class Services(msgspec.Struct, frozen=True):
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
     explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain
+    embedding_models_elsewhere: tuple[ServedModel, ...] = ()

@@ -1,12 +1,14 @@
 """Messages for an engine that renders and counts them itself: what may be asked of it, and how much to reserve.
 
 Enters: a `Request`, and what its upstream takes. Leaves: a `Fitted`, and the prompt's tokens as a bound and as a guess.
-Always true: a field that the upstream doesn't know is refused with its name, never dropped; the bound is never below
+Always true: a field that the upstream doesn't know is refused with its name, or left out where the settings say
+so, with a warning; the bound is never below
 what a tokenizer makes of the text (no vocabulary has more tokens in a text than the text has bytes, and JSON's own
 characters stand for what a template adds around each message); values that the client didn't ask for are the
 upstream's, and their source says so. Next: `../engine/openai.py`.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -25,26 +27,41 @@ _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """One upstream's terms. `passes` are extensions of OpenAI's fields that it knows; `is_counted`: see `Counted`."""
+    """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
+    model counts its prompts; `counter`: it does so itself. `takes_prompts`: also such without messages.
+    `neurons_limit_micro`: what its account may use in a day.
+    """
 
     engine: str
     context: int
     max_tokens: int
-    passes: frozenset[str] = frozenset()
+    takes: frozenset[str] = frozenset()
+    ignores: bool = False
     is_counted: bool = False
+    counter: Callable[[Request], Awaitable[int | None]] | None = None
+    neurons_limit_micro: int | None = None
+    takes_prompts: bool = False
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """A prompt's tokens: `reserved` is held, `estimated` is billed where the upstream gives no usage."""
+    """A prompt's tokens: `reserved` is held, `estimated` is billed where the upstream gives no usage.
+
+    `is_exact`: a tokenizer counted them.
+    """
 
     reserved: int
     estimated: int
+    is_exact: bool = False
 
 
 def count(request: Request, known: int | None) -> Counted:
-    """By bytes, or by what the embedded model's tokenizer `known` of it."""
+    """By bytes, or what a tokenizer has `known` of it."""
     if known is not None:
-        return Counted(known, known)
+        return Counted(known, known, is_exact=True)
+    if request.prompts:
+        sizes = [len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in request.prompts]
+        are_ids = not any(isinstance(prompt, str) for prompt in request.prompts)
+        return Counted(sum(sizes) + len(sizes), sum(sizes) if are_ids else -(-sum(sizes) // BYTES_PER_TOKEN))
     asked = [request.messages, request.tools] if request.tools else [request.messages]
     num_bytes = len(msgspec.json.encode(asked))
     return Counted(num_bytes + TEMPLATE_TOKENS, -(-num_bytes // BYTES_PER_TOKEN))
@@ -56,30 +73,46 @@ def refuse(request: Request, terms: Handover) -> None:
     raise InvalidRequest(f"model: {text}", param="model")
 
 
-def check(request: Request, terms: Handover, extensions: set[str]) -> None:
-    """Whether it can be asked there at all; `extensions` are the fields it has beyond OpenAI's. Raises InvalidRequest
-    naming the field."""
-    if request.prompts:
+def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]:
+    """The fields that will be left out, of those that were `asked` for. Raises InvalidRequest naming the field."""
+    if request.prompts and not terms.takes_prompts:
         text = f"prompt: {request.model} is served by {terms.engine}, which takes messages only"
         raise InvalidRequest(text, param="prompt")
-    refused = extensions - terms.passes
+    unknown = sorted(asked - terms.takes)
+    # several choices can't be left out: who asked for them reads them; nor can what no upstream gives where we look
+    refused = unknown if not terms.ignores else [field for field in unknown if field == "n"]
     if request.prompt_logprobs is not None:
-        refused |= {"prompt_logprobs"}  # upstreams don't agree on where an answer has them
-    for field in sorted(refused):
-        raise InvalidRequest(f"{field}: {terms.engine}, which serves this model, doesn't take it", param=field)
+        refused = [*refused, "prompt_logprobs"]  # upstreams don't agree on where an answer has them
+    for field in refused:
+        name = field.partition(".")[0]
+        raise InvalidRequest(f"{name}: {terms.engine}, which serves this model, doesn't take it", param=name)
+    return tuple(unknown)
 
 
-def fit(request: Request, terms: Handover, ceiling: int | None, most_output: int | None = None) -> Fitted:
+def with_warnings(request: Request, terms: Handover, dropped: tuple[str, ...]) -> Request:
+    """The request, saying what was left out of it."""
+    warnings = tuple(f"{field}: left out, {terms.engine} doesn't take it" for field in dropped)
+    return msgspec.structs.replace(request, warnings=(*request.warnings, *warnings)) if warnings else request
+
+
+def fit(
+    request: Request, terms: Handover, ceiling: int | None, most_output: int | None = None, prompt_tokens: int = 0
+) -> Fitted:
     """What will be asked for. Raises ContextLengthExceeded.
 
-    `ceiling` where the client set no max_tokens; `most_output`: tokens per choice that the caller's levels can hold.
+    `ceiling` where the client set no max_tokens; `most_output`: tokens per choice that the caller's levels can hold;
+    `prompt_tokens` where they are known.
     """
-    usual = min(most for most in (terms.max_tokens, ceiling, most_output) if most is not None)
+    left = terms.context - prompt_tokens
+    usual = min(most for most in (terms.max_tokens, ceiling, most_output, max(1, left - 1)) if most is not None)
     max_tokens = request.max_tokens or usual
-    if max_tokens >= terms.context:
-        text = f"{max_tokens} tokens are asked for the answer; this model's context is {terms.context} tokens"
-        raise ContextLengthExceeded(text, param="max_tokens")
-    limits = [LimitCheck("max_tokens", max_tokens, terms.context - 1)]
+    if max_tokens >= left:
+        of_prompt = f"the prompt has {prompt_tokens} tokens, " if prompt_tokens else ""
+        text = (
+            f"{of_prompt}{max_tokens} tokens are asked for the answer; this model's context is {terms.context} tokens"
+        )
+        raise ContextLengthExceeded(text, param="messages" if prompt_tokens >= terms.context else "max_tokens")
+    limits = [LimitCheck("max_tokens", max_tokens, left - 1)]
     if most_output is not None:
         limits.append(LimitCheck("max_tokens_of_levels", max_tokens, most_output))
     asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
@@ -90,4 +123,5 @@ def fit(request: Request, terms: Handover, ceiling: int | None, most_output: int
             asked | {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}, SamplingParams
         ),
         sources=_ALL_THEIRS | dict.fromkeys(asked, "client"),
+        warnings=request.warnings,
     )

@@ -1,8 +1,9 @@
 """An upstream that doesn't answer as asked, in hitsend's own errors.
 
 Enters: a failed line, or an answer with another status than 200. Leaves: a `Refusal`, whose error can be shown. Always
-true: what the upstream wrote goes no further than its error code and field name, because its words may quote a prompt;
-how long to wait is its own Retry-After, where it is a number. Next: `openai.py`, whose table tells which is which.
+true: an error code that the upstream's profile knows goes before the status (three kinds of 429 want three reactions);
+what the upstream wrote goes no further than its error code and field name, because its words may quote a prompt; how
+long to wait is its own Retry-After, where it is a number. Next: `openai.py`, whose table tells which is which.
 """
 
 import logging
@@ -18,15 +19,21 @@ from hitsend.core.errors import (
     InvalidRequest,
     RateLimitExceeded,
     ServeError,
+    from_code,
 )
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.profiles import GENERIC, Profile, Reaction
 from hitsend.serve.engine.upstream import UpstreamAnswer
 
 _log = logging.getLogger(__name__)
 
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{1,63}")
 _LONGEST_WAIT_S = 3600.0
+_DAY_S = 86_400.0
+_TOO_LONG = frozenset({ContextLengthExceeded.code, "exceed_context_size_error"})
+"""Codes and types that say that prompt and answer don't fit."""
+_WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 
 class _ErrorIn(msgspec.Struct, frozen=True):
@@ -35,16 +42,20 @@ class _ErrorIn(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class _RefusalIn(msgspec.Struct, frozen=True):
-    error: _ErrorIn | None = None
+class _RefusalIn(_ErrorIn, frozen=True):
+    """The three shapes there are: `error`, Cloudflare's `errors`, or code and type with nothing around them."""
+
+    error: _ErrorIn | str | None = None
+    errors: tuple[_ErrorIn, ...] | None = None
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why there is no answer, and what it says of the upstream."""
+    """Why there is no answer, and what it says of the upstream. `closed_s`: nobody shall be asked for so long."""
 
     error: ServeError
     may_repeat: bool = False
     outcome: Outcome = "failed"
+    closed_s: float | None = None
 
 
 def broken(failure: LineFailed, name: str) -> ServeError:
@@ -55,22 +66,60 @@ def broken(failure: LineFailed, name: str) -> ServeError:
     return EngineUnavailable(text, retry_after_s=1.0) if failure.is_unanswered else EngineFailed(text)
 
 
-async def refusal_of(answer: UpstreamAnswer, name: str) -> Refusal | None:
-    """None for an answer that can be read. What the upstream wrote goes no further than its code."""
+async def refusal_of(
+    answer: UpstreamAnswer, name: str, profile: Profile = GENERIC, *, wall: float = 0.0, wants_json: bool = False
+) -> Refusal | None:
+    """None for an answer that can be read. What the upstream wrote goes no further than its code.
+
+    `wall`: seconds since the epoch, for what lasts until a day ends. `wants_json`: no stream was asked for.
+    """
     status = answer.status
     if status == 200:
-        if answer.content_type == "text/event-stream":
+        is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
+        if is_whole or (_is_stream(answer) and not wants_json):
             return None
         answer.close()
         return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
     body = await answer.read_refusal()
     answer.close()
     wait_s = _retry_after_s(answer.headers.get("retry-after"))
+    return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
+
+
+def _is_stream(answer: UpstreamAnswer) -> bool:
+    return answer.content_type == "text/event-stream"
+
+
+def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
+    """What the profile says of the code in a body; None where it knows none of them."""
+    for error in _errors(body):
+        reaction = profile.errors.get(error.code) if isinstance(error.code, int) else None
+        if reaction is not None:
+            return _reacted(reaction, f"{name} {reaction.why} (code {error.code}).", wall, wait_s)
+    return None
+
+
+def _reacted(reaction: Reaction, text: str, wall: float, wait_s: float | None) -> Refusal:
+    closed_s = _DAY_S - wall % _DAY_S if reaction.closes == "utc_midnight" else None
+    wait_s = closed_s or wait_s or 1.0
+    param = "model" if reaction.code in ("model_not_found", "permission_denied") else None
+    error = from_code(
+        reaction.code,
+        f"The upstream {text}",
+        param=param,
+        retry_after_s=wait_s if reaction.code in _WAITED else None,
+    )
+    if reaction.outcome == "failed":
+        _log.warning("the upstream %s", text)
+    return Refusal(error, reaction.may_repeat, reaction.outcome, closed_s)
+
+
+def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: float | None) -> Refusal:
     if status == 429:
         text = f"The upstream {name} limits its requests (HTTP 429)."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
     if status in (400, 404, 413, 422):
-        return Refusal(_refused(status, body, name), outcome="ok")
+        return Refusal(_refused(status, body, name, profile), outcome="ok")
     if status >= 500:
         text = f"The upstream {name} failed (HTTP {status})."
         return Refusal(EngineUnavailable(text, retry_after_s=wait_s or 1.0), may_repeat=True)
@@ -80,15 +129,23 @@ async def refusal_of(answer: UpstreamAnswer, name: str) -> Refusal | None:
     return Refusal(EngineUnavailable(f"The upstream {name} {why} (HTTP {status})."))
 
 
-def _refused(status: int, body: bytes, name: str) -> ServeError:
+def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
     try:
-        error = msgspec.json.decode(body, type=_RefusalIn).error or _ErrorIn()
-    except msgspec.DecodeError:
-        error = _ErrorIn()
+        found = msgspec.json.decode(body, type=_RefusalIn)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+    own = (found.error,) if isinstance(found.error, _ErrorIn) else ()
+    return (*own, *(found.errors or ()), found)
+
+
+def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeError:
+    error, *_ = (*_errors(body), _ErrorIn())
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
-    kind = ContextLengthExceeded if ContextLengthExceeded.code in named else InvalidRequest
+    is_too_long = not _TOO_LONG.isdisjoint(named)
+    is_too_long = is_too_long or (profile.context_words is not None and profile.context_words.encode() in body)
+    kind = ContextLengthExceeded if is_too_long else InvalidRequest
     return kind(text, param=param)
 
 

@@ -48,6 +48,20 @@ class UpstreamAnswer:
             pass
         return body[:MAX_REFUSAL_BYTES]
 
+    async def read_whole(self, most_bytes: int) -> bytes | None:
+        """All of a body, then closed; None where it is larger. Raises LineFailed."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        try:
+            while data := await self.read():
+                parts.append(data)
+                num_bytes += len(data)
+                if num_bytes > most_bytes:
+                    return None
+        finally:
+            self.close()
+        return b"".join(parts)
+
     def close(self) -> None:
         """Let go. What was read to its end gives its connection back, else the connection is closed at once."""
         if not self._is_closed:
@@ -66,10 +80,9 @@ class UpstreamLine:
         self._tls: ssl.SSLContext | None = None
         authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
         self._path = url.path
-        self._head = (
-            f"host: {url.netloc}\r\nuser-agent: hitsend\r\n{authorization}content-type: application/json\r\n"
-            "accept: text/event-stream\r\naccept-encoding: identity\r\ncontent-length: "
-        )
+        self._root = url.path.removesuffix("/v1")
+        self._common = f"host: {url.netloc}\r\nuser-agent: hitsend\r\n{authorization}accept-encoding: identity\r\n"
+        self._head = f"{self._common}content-type: application/json\r\naccept: text/event-stream\r\ncontent-length: "
         self._connect_timeout_s = connect_timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._idle: deque[Wire] = deque()
@@ -90,13 +103,29 @@ class UpstreamLine:
         while self._idle:
             self._idle.pop().close()
 
-    async def post(self, path: str, body: bytes, traceparent: str | None = None) -> UpstreamAnswer:
-        """Send, and wait for the answer's head. Raises LineFailed. Cancelling it closes the connection."""
+    async def post(
+        self, path: str, body: bytes, traceparent: str | None = None, *, headers: str = ""
+    ) -> UpstreamAnswer:
+        """Send, and wait for the answer's head. `headers`: further lines, each ended.
+
+        A path that begins with a slash counts from the address without its `/v1`, another one from the address. Raises
+        LineFailed. Cancelling it closes the connection.
+        """
+        trace = "" if traceparent is None else f"traceparent: {traceparent}\r\n"
+        head = f"POST {self._at(path)} HTTP/1.1\r\n{self._head}{len(body)}\r\n{trace}{headers}\r\n"
+        return await self._send(head.encode() + body)
+
+    async def get(self, path: str) -> UpstreamAnswer:
+        """The same without a body."""
+        return await self._send(f"GET {self._at(path)} HTTP/1.1\r\n{self._common}accept: */*\r\n\r\n".encode())
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}{path}" if path.startswith("/") else f"{self._path}/{path}"
+
+    async def _send(self, message: bytes) -> UpstreamAnswer:
         wire = self._kept() or await self._connect()
         try:
-            trace = "" if traceparent is None else f"\r\ntraceparent: {traceparent}"
-            head = f"POST {self._path}/{path} HTTP/1.1\r\n{self._head}{len(body)}{trace}\r\n\r\n"
-            await wire.post(head.encode() + body)
+            await wire.post(message)
         except BaseException:
             wire.close()
             raise

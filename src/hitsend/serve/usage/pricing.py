@@ -9,7 +9,7 @@ when nobody priced them); of dated prices the newest that is in force counts. Ne
 
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -108,11 +108,18 @@ def held_neurons_micro(price: Price, input_tokens: int, output_tokens: int) -> i
 class PriceBook:
     """Finds the price of a model: settings by name, then settings `*`, then the built-in lists, then free if local.
 
-    `now`: seconds since the epoch; its UTC day says which dated price is in force.
+    `now`: seconds since the epoch; its UTC day says which dated price is in force. `elsewhere`: for models of
+    upstreams, by their names here, the upstream's kind and its own name, by which its lists know them.
     """
 
-    def __init__(self, settings: Iterable[PriceSettings] = (), now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: Iterable[PriceSettings] = (),
+        now: Callable[[], float] = time.time,
+        elsewhere: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
         self._settings = {entry.model.casefold(): _from_settings(entry) for entry in settings}
+        self._elsewhere = elsewhere or {}
         self._now = now
 
     def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:
@@ -125,7 +132,10 @@ class PriceBook:
         if found is not None:
             return found
         day = on or datetime.fromtimestamp(self._now(), UTC).date()
-        found = _in_force(engine, name, day) or _in_force(ANY_ENGINE, name, day)
+        engine, there = self._elsewhere.get(model, (engine, name))
+        names = (there.casefold(), name)
+        of_kind = next((price for one in names if (price := _in_force(engine, one, day))), None)
+        found = of_kind or next((price for one in names if (price := _in_force(ANY_ENGINE, one, day))), None)
         if found is not None:
             return found
         if is_local:

@@ -1,0 +1,176 @@
+"""Streams in older shapes, read as if they were OpenAI's: what Workers AI has been seen to send.
+
+Enters: bytes of an event stream, or an answer that came whole although a stream was asked for. Leaves: as
+`openai_wire.py`. Always true: text that came as a bare number is shown as it was written; a second stop or [DONE]
+changes nothing; a stream of `response` frames has no finish reason, so [DONE] ends it, and only [DONE] does: one that
+breaks off before is an error here as everywhere. Next: `openai.py`.
+
+    {"response": "…", "usage": {…}}                      a frame, or the whole answer
+    {"response": null, "tool_calls": [{"name", "arguments": {…}}]}
+    {"choices": [{"delta": {"content": 42}}]}            a number that should have been a string
+    {"result": {…}, "success": true, "errors": []}       the envelope around a whole answer
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.core.lifecycle import FinishReason
+from hitsend.core.request import Delta
+from hitsend.serve.engine.openai_wire import (
+    CallIn,
+    ChoiceIn,
+    ChunkIn,
+    ChunkReader,
+    DeltaIn,
+    FunctionIn,
+    LogprobsIn,
+    Unreadable,
+    UsageIn,
+)
+
+
+class _In(msgspec.Struct, frozen=True):
+    """Base of what comes in; unknown fields are nobody's business here."""
+
+
+class _FunctionIn(_In, frozen=True):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _CallIn(_In, frozen=True):
+    index: int | None = None
+    id: str | None = None
+    function: _FunctionIn | None = None
+    name: str | None = None
+    arguments: Any = None
+
+
+class _DeltaIn(_In, frozen=True):
+    content: msgspec.Raw = msgspec.Raw(b"null")
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[_CallIn, ...] | None = None
+
+
+class _ChoiceIn(_In, frozen=True):
+    index: int = 0
+    delta: _DeltaIn | None = None
+    message: _DeltaIn | None = None
+    finish_reason: str | None = None
+    logprobs: LogprobsIn | None = None
+
+
+class _ChunkIn(_In, frozen=True):
+    choices: tuple[_ChoiceIn, ...] | None = None
+    response: msgspec.Raw = msgspec.Raw(b"null")
+    tool_calls: tuple[_CallIn, ...] | None = None
+    usage: UsageIn | None = None
+    error: Any = None
+    errors: Any = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    object: Any = None
+
+
+_decode = msgspec.json.Decoder(_ChunkIn).decode
+
+
+class LenientReader(ChunkReader):
+    """As `ChunkReader`. `most_tokens` is what was asked for: so many without a finish reason were cut by it."""
+
+    def __init__(self, n: int, most_tokens: int) -> None:
+        super().__init__(n)
+        self._most_tokens = most_tokens
+        self._is_legacy = False
+        self._num_calls = 0
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """As `ChunkReader.feed`."""
+        deltas = super().feed(data)
+        if self.is_done and self.fault is None:
+            self._close(deltas)
+        return deltas
+
+    def feed_whole(self, body: bytes) -> list[Delta]:
+        """An answer that is no stream. Look at `fault` afterwards."""
+        deltas: list[Delta] = []
+        try:
+            found = _parsed(body)
+            inner = bytes(found.result)
+            self._take(self._read(body if inner == b"null" else inner), deltas)
+        except Unreadable as fault:
+            self.fault = fault
+            return deltas
+        self.is_done = True
+        self._close(deltas)
+        return deltas
+
+    def _close(self, deltas: list[Delta]) -> None:
+        """[DONE] after frames that have no finish reason is their end."""
+        if not (self._is_legacy and self._open):
+            return
+        used = self.usage.completion_tokens if self.usage is not None else 0
+        reason = "length" if used >= self._most_tokens else FinishReason.STOP.value
+        super()._take(ChunkIn((ChoiceIn(0, finish_reason=reason),)), deltas)
+
+    def _read(self, document: bytes) -> ChunkIn:
+        found = _parsed(document)
+        choices = tuple(self._choice_of(choice) for choice in found.choices or ())
+        legacy = self._legacy_of(found)
+        return ChunkIn((*choices, *legacy), found.usage, found.error or found.errors or None, found.object)
+
+    def _choice_of(self, choice: _ChoiceIn) -> ChoiceIn:
+        given = choice.delta or choice.message
+        delta = self._delta_of(given) if given else None
+        return ChoiceIn(choice.index, delta, finish_reason=choice.finish_reason, logprobs=choice.logprobs)
+
+    def _delta_of(self, given: _DeltaIn) -> DeltaIn:
+        return DeltaIn(
+            content=_text(given.content),
+            reasoning_content=given.reasoning_content,
+            reasoning=given.reasoning,
+            refusal=given.refusal,
+            tool_calls=None if given.tool_calls is None else tuple(self._call_of(call) for call in given.tool_calls),
+        )
+
+    def _legacy_of(self, found: _ChunkIn) -> tuple[ChoiceIn, ...]:
+        text, calls = _text(found.response), found.tool_calls
+        if found.choices or (text is None and not calls):
+            return ()
+        self._is_legacy = True
+        return (
+            ChoiceIn(0, DeltaIn(content=text, tool_calls=tuple(self._call_of(call) for call in calls or ()) or None)),
+        )
+
+    def _call_of(self, call: _CallIn) -> CallIn:
+        """Older calls have their name outside, arguments as an object, and neither id nor number."""
+        function = call.function or _FunctionIn(call.name, call.arguments)
+        arguments = function.arguments
+        if arguments is not None and not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+        if call.index is not None and call.function is not None:
+            return CallIn(call.index, call.id, FunctionIn(function.name, arguments))
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        return CallIn(number, call.id or f"call_{number}", FunctionIn(function.name, arguments))
+
+
+def _parsed(document: bytes) -> _ChunkIn:
+    try:
+        return _decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable("an event that is no chat completion chunk") from error
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    """A string as it is, a number or truth value as it was written."""
+    written = bytes(raw)
+    if written == b"null":
+        return None
+    if written[:1] in (b"{", b"["):
+        raise Unreadable("text that is no text")
+    try:
+        return msgspec.json.decode(written, type=str) if written[:1] == b'"' else written.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable("an event that is no chat completion chunk") from error

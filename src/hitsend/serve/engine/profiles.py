@@ -1,0 +1,258 @@
+"""What each kind of upstream takes, gives and says when it fails: data, one `Profile` per kind and known server.
+
+Enters: a kind, or a server's name. Leaves: its `Profile`. Always true: what sets upstreams apart stands here and in the
+settings, never in a branch of the code that asks them; where a fact comes from, and its day, stands beside it. Next:
+`terms.py`, which puts a profile and an engine's settings together.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from hitsend.serve.engine.breaker import Outcome
+
+OPENAI_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "n",
+        "stop",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "reasoning_effort",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+    }
+)
+"""Fields of OpenAI's own that a request may have, besides model, messages, stream and the token limit."""
+
+STRUCTURED = ("structured_outputs.regex", "structured_outputs.choice", "structured_outputs.lark")
+
+GROUPS = {
+    "grammar": ("response_format", *STRUCTURED),
+    "structured_outputs": STRUCTURED,
+    "tools": ("tools", "tool_choice", "parallel_tool_calls"),
+    "logprobs": ("logprobs", "top_logprobs"),
+}
+"""Names in the settings that stand for several fields."""
+
+Wait = Literal["utc_midnight"]
+
+
+class Reaction(msgspec.Struct, frozen=True):
+    """What an error code there means here: hitsend's own code, and what becomes of the request and of the breaker.
+
+    `closes`: nothing more is asked until then.
+    """
+
+    code: str
+    why: str
+    may_repeat: bool = False
+    outcome: Outcome = "left"
+    closes: Wait | None = None
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """One kind of upstream. `source`: where this is known from, and when it was read.
+
+    `fields`: extensions that it takes, our name → its own; dots lead into objects. `lacks`: OpenAI's own that it
+    doesn't take. Paths that begin with a slash count from the address without `/v1`; without `completions_path` it gets
+    messages only. `metrics`: what a gauge of its
+    `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
+    which thinks by itself shall not, for models whose name has one of `thinking_models` in it. `is_lenient`: frames and
+    answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
+    """
+
+    name: str
+    source: str
+    chat_path: str = "chat/completions"
+    completions_path: str | None = None
+    embeddings_path: str = "embeddings"
+    models_path: str = "models"
+    models_key: str = "id"
+    max_tokens_field: str = "max_tokens"
+    lacks: frozenset[str] = frozenset()
+    fields: dict[str, str] = {}
+    stream_options: dict[str, bool] | None = msgspec.field(default_factory=lambda: {"include_usage": True})
+    adds: dict[str, Any] = {}
+    names_model: bool = True
+    tokenize_path: str | None = None
+    metrics_path: str = "/metrics"
+    metrics: dict[str, tuple[str, ...]] = {}
+    salt_field: str | None = None
+    affinity_header: str | None = None
+    thinking_off: str | None = None
+    thinking_models: tuple[str, ...] = ()
+    errors: dict[int, Reaction] = {}
+    context_words: str | None = None
+    is_lenient: bool = False
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_SAMPLING = ("top_k", "min_p", "repetition_penalty")
+_VLLM_FIELDS = _same(
+    *_SAMPLING,
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "thinking_token_budget",
+    *STRUCTURED,
+)
+
+GENERIC = Profile(name="generic", source="OpenAI's API reference, 2026-11")
+"""OpenAI's own fields, and nothing else until the settings say so."""
+
+OPENAI = msgspec.structs.replace(GENERIC, name="openai", max_tokens_field="max_completion_tokens")
+
+OPENROUTER = Profile(
+    name="openrouter",
+    source="openrouter.ai/docs: parameters, reasoning tokens; read 2026-11-29",
+    fields=_same(*_SAMPLING) | {"thinking_token_budget": "reasoning.max_tokens"},
+)
+
+OLLAMA = Profile(
+    name="ollama",
+    source="docs.ollama.com/api/openai-compatibility; read 2026-11-29",
+    lacks=frozenset({"n", "logit_bias", "tool_choice", "parallel_tool_calls"}),
+)
+
+LLAMA_SERVER = Profile(
+    name="llama_server",
+    source="llama.cpp tools/server/README.md, autumn 2026",
+    fields=_same("top_k", "min_p", "typical_p", "ignore_eos", "chat_template_kwargs", "dry_multiplier", "dry_base")
+    | _same("dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold")
+    | {"repetition_penalty": "repeat_penalty"},
+    metrics={"running": ("llamacpp:requests_processing",), "waiting": ("llamacpp:requests_deferred",)},
+)
+
+SGLANG = Profile(
+    name="sglang",
+    source="SGLang's sampling parameters and production metrics pages, 2026",
+    completions_path="completions",
+    fields=_same(*_SAMPLING, "stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
+    | _same("continue_final_message")
+    | {"structured_outputs.regex": "regex"},
+    metrics={
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "kv_use": ("sglang:token_usage",),
+    },
+)
+
+TGI = Profile(
+    name="tgi",
+    source="text-generation-inference, Messages API; in maintenance since 2025-12",
+    lacks=frozenset({"n", "logit_bias", "parallel_tool_calls", "reasoning_effort"}),
+)
+
+HITSEND = Profile(
+    name="hitsend",
+    source="docs/fields.md",
+    completions_path="completions",
+    fields=_VLLM_FIELDS
+    | _same("typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
+    | _same("xtc_probability", "xtc_threshold"),
+)
+
+VLLM = Profile(
+    name="vllm",
+    source="vLLM's entrypoints and usage/metrics page: V0 to 0.32, read 2026-11-29",
+    chat_path="/v1/chat/completions",
+    completions_path="/v1/completions",
+    embeddings_path="/v1/embeddings",
+    models_path="/v1/models",
+    # vLLM's grammar backends read Lark and EBNF under one name
+    fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},
+    # a usage in every chunk: what a client that left had received is known to the token
+    stream_options={"include_usage": True, "continuous_usage_stats": True},
+    tokenize_path="/tokenize",
+    metrics={
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        "kv_use": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the second one until 0.10
+        "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    },
+    salt_field="cache_salt",
+    context_words="maximum context length",
+)
+
+
+def _bad(why: str) -> Reaction:
+    return Reaction("invalid_request", why, outcome="ok")
+
+
+_NO_MODEL = Reaction("model_not_found", "doesn't have this model", outcome="ok")
+_FORBIDDEN = Reaction("permission_denied", "doesn't let this account use the model", outcome="ok")
+_TOO_SLOW = Reaction("engine_timeout", "did not answer in time", outcome="failed")
+
+WORKERS_AI = Profile(
+    name="workers_ai",
+    source="developers.cloudflare.com/workers-ai: errors, pricing and limits pages of 2026-09-17",
+    chat_path="/v1/chat/completions",
+    embeddings_path="/v1/embeddings",
+    models_path="/models/search",
+    models_key="name",
+    fields=_same(*_SAMPLING, "chat_template_kwargs"),
+    affinity_header="x-session-affinity",
+    thinking_off="chat_template_kwargs.enable_thinking",
+    # tried by third parties on 2026-10-05
+    thinking_models=("qwen3.8", "gemma-4", "glm-4.7-flash", "nemotron"),
+    errors={
+        3036: Reaction("insufficient_quota", "has no neurons left today", closes="utc_midnight"),
+        3040: Reaction("server_overloaded", "has no capacity", may_repeat=True),
+        3021: Reaction("rate_limit_exceeded", "limits requests per minute"),
+        3006: Reaction("request_too_large", "takes no request of this size", outcome="ok"),
+        3007: _TOO_SLOW,
+        3008: _TOO_SLOW,
+        3046: _TOO_SLOW,
+        5007: _NO_MODEL,
+        3042: _NO_MODEL,
+        5004: _bad("can't read the request"),
+        3003: _bad("can't read the request"),
+        3039: _bad("can't read the request"),
+        5005: _bad("doesn't do this with the model"),
+        5019: _bad("doesn't do this with the model"),
+        5016: Reaction("permission_denied", "wants the model's licence accepted first", outcome="ok"),
+        5018: _FORBIDDEN,
+        3041: _FORBIDDEN,
+        3023: _FORBIDDEN,
+        5035: Reaction("permission_denied", "serves this model on its paid plan only", outcome="ok"),
+        10000: Reaction("engine_unavailable", "refuses this server's key", outcome="failed"),
+        7009: Reaction("engine_unavailable", "is away", may_repeat=True, outcome="failed"),
+    },
+    is_lenient=True,
+)
+
+WORKERS_AI_NATIVE = msgspec.structs.replace(
+    WORKERS_AI, name="workers_ai_native", chat_path="/run/{model}", stream_options=None, names_model=False
+)
+
+PROFILES = {
+    one.name: one
+    for one in (
+        GENERIC,
+        OPENAI,
+        OPENROUTER,
+        OLLAMA,
+        LLAMA_SERVER,
+        SGLANG,
+        TGI,
+        HITSEND,
+        VLLM,
+        WORKERS_AI,
+        WORKERS_AI_NATIVE,
+    )
+}

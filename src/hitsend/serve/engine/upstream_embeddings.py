@@ -1,0 +1,153 @@
+"""One embedding request at an upstream: as a generation is read by the account, and the vectors.
+
+Enters: texts or ids. Leaves: the vectors as little-endian float32, and the upstream's bill. Always true: as in
+`upstream_generation.py`: asked at most twice, and again only where nothing of an answer came; leaving it closes the
+connection; an answer with another number of vectors than inputs is an error. Next: `openai.py`.
+"""
+
+import asyncio
+import base64
+import binascii
+import math
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from hitsend.core.errors import EngineFailed, EngineTimeout, ServeError
+from hitsend.core.events import Answered, Sent
+from hitsend.core.request import Usage
+from hitsend.serve.engine.breaker import Outcome
+from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.openai_wire import UsageIn
+from hitsend.serve.engine.protocol import EngineEvent, Produced
+from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
+
+if TYPE_CHECKING:
+    from hitsend.serve.engine.openai import OpenAIEngine
+
+MAX_VECTORS_BYTES = 256 * 1024 * 1024
+
+
+class _VectorIn(msgspec.Struct, frozen=True):
+    embedding: list[float] | str
+    index: int | None = None
+
+
+class _AnswerIn(msgspec.Struct, frozen=True):
+    data: list[_VectorIn]
+    usage: UsageIn | None = None
+
+
+class UpstreamEmbedding:
+    """Await `vectors`, then look at `produced`. `estimated`: tokens, where the upstream doesn't say."""
+
+    def __init__(self, engine: "OpenAIEngine", body: bytes, num_inputs: int, *, estimated: int) -> None:
+        self._engine = engine
+        self._body = body
+        self._num_inputs = num_inputs
+        self._estimated = estimated
+        self._replica = engine.replicas.choose()
+        self._ticket = self._replica.enter()
+        self._is_over = False
+        self._has_reached = False
+        self._usage: Usage | None = None
+        self.events: deque[Sent | Answered] = deque()
+
+    async def vectors(self) -> tuple[bytes, ...]:
+        """Raises EngineError, LimitError, ClientError."""
+        for attempt in (1, 2):
+            self.events.append(Sent(self._engine.clock.now(), attempt))
+            self._has_reached = True
+            found, status, refusal = await self._ask()
+            if refusal is None:
+                self.events.append(Answered(self._engine.clock.now(), status, "ok"))
+                self._end("ok")
+                return found
+            self._has_reached = isinstance(refusal.error, EngineTimeout)
+            will_retry = refusal.may_repeat and attempt == 1 and self._engine.retries.take()
+            self.events.append(Answered(self._engine.clock.now(), status, refusal.error.code, will_retry))
+            if not will_retry:
+                raise self._failed(refusal)
+        raise AssertionError  # the second attempt is never repeated
+
+    def _failed(self, refusal: Refusal) -> ServeError:
+        if refusal.closed_s is not None:
+            self._engine.close_for(refusal.closed_s)
+        self._end(refusal.outcome)
+        return refusal.error
+
+    async def _ask(self) -> tuple[tuple[bytes, ...], int | None, Refusal | None]:
+        terms, name, status = self._engine.terms, self._engine.name, None
+        try:
+            answer = await self._replica.line.post(terms.profile.embeddings_path, self._body)
+            status = answer.status
+            wall = self._engine.clock.wall()
+            refusal = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True)
+            if refusal is not None:
+                return (), status, refusal
+            body = await answer.read_whole(MAX_VECTORS_BYTES)
+            return self._read(body or b""), status, None
+        except LineFailed as failure:
+            is_unanswered = failure.is_unanswered and status is None
+            return (), status, Refusal(broken(failure, name), may_repeat=is_unanswered)
+        except (msgspec.DecodeError, ValueError, binascii.Error, struct.error, OverflowError):
+            return (), status, Refusal(EngineFailed(f"The upstream {name} sent what is no list of embeddings."))
+
+    def _read(self, body: bytes) -> tuple[bytes, ...]:
+        answer = msgspec.json.decode(body, type=_AnswerIn)
+        rows: dict[int, bytes] = {}
+        for number, row in enumerate(answer.data):
+            rows[number if row.index is None else row.index] = _packed(row.embedding)
+        sizes = {len(row) for row in rows.values()}
+        if set(rows) != set(range(self._num_inputs)) or len(sizes) != 1:
+            raise ValueError
+        if answer.usage is not None and answer.usage.prompt_tokens >= 0:
+            self._usage = Usage(answer.usage.prompt_tokens)
+        return tuple(rows[number] for number in range(self._num_inputs))
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._replica.leave(self._ticket, outcome)
+
+    @property
+    def produced(self) -> Produced:
+        """The upstream's bill; without one the estimate, as far as it was asked."""
+        usage = self._usage or Usage(self._estimated if self._has_reached else 0)
+        return Produced(usage.prompt_tokens, (), usage, is_estimate=self._usage is None and self._has_reached)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> EngineEvent:
+        if not self.events:
+            raise StopAsyncIteration
+        return self.events.popleft()
+
+    async def end_choice(self, choice: int) -> None:
+        """There is none."""
+
+    async def aclose(self) -> None:
+        """Whoever was asking has been cancelled, which closed the connection."""
+        await asyncio.sleep(0)
+        self._end("left")
+
+
+def embeddings_body(model: str, inputs: tuple[str | tuple[int, ...], ...], dimensions: int | None) -> bytes:
+    """What is posted; `model` is the upstream's own name."""
+    body: dict[str, Any] = {"model": model, "input": inputs, "encoding_format": "float"}
+    if dimensions is not None:
+        body["dimensions"] = dimensions
+    return msgspec.json.encode(body)
+
+
+def _packed(vector: list[float] | str) -> bytes:
+    """Raises ValueError, binascii.Error, struct.error, OverflowError."""
+    if isinstance(vector, str):
+        packed = base64.b64decode(vector, validate=True)
+        vector = list(struct.unpack(f"<{len(packed) // 4}f", packed))
+    if not vector or not all(map(math.isfinite, vector)):
+        raise ValueError
+    return struct.pack(f"<{len(vector)}f", *vector)
