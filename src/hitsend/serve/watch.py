@@ -4,6 +4,7 @@ Enters: every part that has figures. Leaves: the bodies of `/inspect/state`, `/h
 Always true: nothing here waits, and nothing of a request's text is in it. Next: `api/inspect.py`.
 """
 
+import os
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.pipeline import Stages
 from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
+from hitsend.serve.usage.processes import read_processes
 from hitsend.settings import Settings
 
 
@@ -48,7 +50,7 @@ class Watch:
         states = {name: msgspec.to_builtins(engine.state()) for name, engine in self._engines().items()}
         shown: dict[str, Any] = {
             name: sum(state[name] for state in states.values())
-            for name in ("running", "waiting", "cells_total", "cells_used", "slots_total", "slots_used")
+            for name in ("running", "waiting", "paused", "cells_total", "cells_used", "slots_total", "slots_used")
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
@@ -60,7 +62,8 @@ class Watch:
             for name, state in states.items()
             if self._embedded is None or name != self._embedded.name
         }
-        return shown | {"engine": self._embedded_state(), "upstreams": upstreams}
+        text = {"pid": self._stages.text.pid}
+        return shown | {"engine": self._embedded_state(), "text": text, "upstreams": upstreams}
 
     def _embedded_state(self) -> dict[str, Any]:
         if self._embedded is None:
@@ -93,4 +96,8 @@ class Watch:
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())
+        engine = None if self._embedded is None else self._embedded.state().pid
+        self.metrics.set_processes(
+            read_processes({"edge": os.getpid(), "text": self._stages.text.pid, "engine": engine})
+        )
         return OPENMETRICS_TYPE if is_openmetrics else CONTENT_TYPE, self.metrics.render(is_openmetrics=is_openmetrics)

@@ -145,17 +145,27 @@ class Generation(Protocol):
 
 
 class StepFigures(msgspec.Struct, frozen=True):
-    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model."""
+    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model.
+
+    `sequences` took part in it; after it so many were `running` and `waiting`, with so many cells held.
+    """
 
     prefill_tokens: int
     decode_tokens: int
     output_tokens: int
     step_s: float
     decode_s: float
+    sequences: int = 0
+    running: int = 0
+    waiting: int = 0
+    cells_used: int = 0
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives."""
+    """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives.
+
+    `paused` of those that run have a client that doesn't read; `num_threads` compute (0: not here).
+    """
 
     is_ready: bool
     pid: int | None
@@ -169,6 +179,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions_total: int
     progress_age_s: float
     check: str | None = None
+    paused: int = 0
+    num_threads: int = 0
 
 
 class Engine(Protocol):

@@ -183,6 +183,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     decode_tokens_total: int
     preemptions_total: int
     check: str | None = None
+    num_paused: int = 0
 
 
 Report = Ready | WasQueued | WasAdmitted | WasPreempted | StepReport | Done | Pulse

@@ -150,6 +150,7 @@ class Loop:
             decode_tokens_total=self._decode_tokens,
             preemptions_total=self._preemptions,
             check="; ".join(self._kv.check(computed)) or None,
+            num_paused=sum(each.is_paused for each in self._roster.running),
         )
 
     # Commands
