@@ -96,8 +96,8 @@ class Watch:
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())
-        engine = None if self._embedded is None else self._embedded.state().pid
+        computing = None if self._embedded is None else self._embedded.state().pid
         self.metrics.set_processes(
-            read_processes({"edge": os.getpid(), "text": self._stages.text.pid, "engine": engine})
+            read_processes({"edge": os.getpid(), "text": self._stages.text.pid, "engine": computing})
         )
         return OPENMETRICS_TYPE if is_openmetrics else CONTENT_TYPE, self.metrics.render(is_openmetrics=is_openmetrics)

@@ -72,7 +72,7 @@ class _ModelSeries(NamedTuple):
     settled: Counter
     segments: tuple[Counter, ...]
 
-    def count(self, figures: RequestFigures) -> None:
+    def add(self, figures: RequestFigures) -> None:
         """What adds up."""
         self.prompt.inc(figures.prompt_tokens)
         self.completion.inc(figures.completion_tokens)
@@ -130,7 +130,7 @@ class Metrics:
             self._refused.labels(*figures.refused_by).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
-        series.count(figures)
+        series.add(figures)
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
