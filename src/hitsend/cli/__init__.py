@@ -3,8 +3,8 @@
 Enters: arguments. Leaves: an exit status; answers and `--json` documents on stdout, everything for the eye on stderr.
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
-a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `diagnose.py`, `config.py`,
-`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `plan.py`.
+a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `diagnose.py`,
+`config.py`, `keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `plan.py`.
 """
 
 import importlib

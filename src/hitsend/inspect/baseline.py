@@ -12,13 +12,13 @@ import msgspec
 from hitsend.core.errors import ConfigError
 
 
-class _Spread(msgspec.Struct):
+class _Spread(msgspec.Struct, frozen=True):
     mean: float
     p50: float
     p99: float
 
 
-class _Level(msgspec.Struct):
+class _Level(msgspec.Struct, frozen=True):
     output_tokens_per_s: float
     in_flight_mean: float
     concurrency: int | None = None
@@ -30,24 +30,24 @@ class _Level(msgspec.Struct):
     itl_ms: _Spread | None = None
 
 
-class _Saturation(msgspec.Struct):
+class _Saturation(msgspec.Struct, frozen=True):
     at: float | None
     is_reached: bool
     output_tokens_per_s: float | None
 
 
-class _Target(msgspec.Struct):
+class _Target(msgspec.Struct, frozen=True):
     name: str
     levels: list[_Level]
     saturation: _Saturation | None = None
 
 
-class _Slo(msgspec.Struct):
+class _Slo(msgspec.Struct, frozen=True):
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
 
-class _Document(msgspec.Struct):
+class _Document(msgspec.Struct, frozen=True):
     kind: str
     targets: list[_Target]
     slo: _Slo = _Slo()
