@@ -298,10 +298,11 @@ def _llama_server(window: Window) -> Figures:
     prompt_s, output_s = (window.grew(f"llamacpp:{name}_seconds_total") for name in ("prompt", "tokens_predicted"))
     inside = None if prompt_s is None or output_s is None else prompt_s + output_s
     output = window.grew("llamacpp:tokens_predicted_total")
+    processing = window.mean("llamacpp:requests_processing")  # a moment's; the sums of time know of all in between
     return Figures(
         server="llama-server",
         window_s=window.seconds,
-        running=window.mean("llamacpp:requests_processing"),
+        running=None if processing is None else max(processing, (inside or 0.0) / window.seconds),
         waiting=window.mean("llamacpp:requests_deferred"),
         kv_share=window.mean("llamacpp:kv_cache_usage_ratio"),
         prompt_tokens=window.grew("llamacpp:prompt_tokens_total"),

@@ -67,7 +67,7 @@ def kv_memory_bound(now: Figures, _: Baseline | None) -> Finding | None:
         ),
         change="Give the KV cache more memory (engine.kv_budget_bytes), or need less per token: a quantised KV cache, "
         "shorter prompts, smaller max_tokens.",
-        effect=f"Those that wait would run too, with about {1 + (now.waiting or 0.0) / max(1.0, now.running or 1.0):.1f} "
+        effect=f"Those that wait would run too, with {1 + (now.waiting or 0.0) / max(1.0, now.running or 1.0):.1f} "
         "times the cells.",
         measure="`hitsend plan memory` for the model, then the same load with twice the budget.",
     )
@@ -202,7 +202,11 @@ def prefill_bound(now: Figures, baseline: Baseline | None) -> Finding | None:
         return None
     is_busy = now.busy is not None and now.busy >= BUSY.value
     is_slow = now.ttft_s is not None and now.ttft_s >= ttft.value
-    if not is_busy and not is_slow and (now.busy is not None or now.ttft_s is not None or (now.width or 0.0) < 1):
+    if (
+        not is_busy
+        and not is_slow
+        and (now.busy is not None or now.ttft_s is not None or (now.running or 0.0) < BUSY.value)
+    ):
         return None
     evidence = [at_least("prompts' part of the time", prefill, "share", Threshold(0.5))]
     if is_busy and now.busy is not None:
