@@ -31,7 +31,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     Load: choices that were `running`, `waiting`, `paused`, over the window; `slots` there are, `kv_share` is held.
     Work: `busy` is the part of the window in which the model computed; `prefill_share` of that time went to prompts
     (vLLM, llama-server: of requests' own time); `width` choices took part in a step; `decode_steps` of all steps had
-    answers only, and took `decode_step_s`; those with prompts too took `mixed_step_s`, `mixed_share` of the time.
+    answers only, and took `decode_step_s`; those with prompts too took `mixed_step_s`, `mixed_share` of the time;
+    `piece` prompt tokens were in a step that had any.
     Where ended requests' time went: `client_share`, `upstream_share`, `edge_share`. CPU in cores: `edge_cpu` used and
     `edge_wait` wanted by `edges` processes; of the engine's `threads`, `threads_waiting` had no core while it computed.
     """
@@ -63,6 +64,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     decode_step_s: float | None = None
     mixed_step_s: float | None = None
     mixed_share: float | None = None
+    piece: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
     itl_p50_s: float | None = None
@@ -183,13 +185,13 @@ def _steps(window: Window) -> dict[str, Any]:
     )
     num_steps, model_s = sum(steps.values()), sum(seconds.values())
     decode_step_s = over(seconds["decode"], steps["decode"])
+    computed = {
+        each: window.grew("hitsend_tokens_computed_total", engine="embedded", phase=each) or 0.0
+        for each in ("prefill", "decode")
+    }
     if decode_step_s is not None:
         prompts = max(0.0, seconds["mixed"] - steps["mixed"] * decode_step_s)
     else:
-        computed = {
-            each: window.grew("hitsend_tokens_computed_total", engine="embedded", phase=each) or 0.0
-            for each in ("prefill", "decode")
-        }
         weight = computed["prefill"] + DECODE_WEIGHT * computed["decode"]
         prompts = seconds["mixed"] * (over(computed["prefill"], weight) or 0.0)
     return {
@@ -199,6 +201,7 @@ def _steps(window: Window) -> dict[str, Any]:
         "decode_step_s": decode_step_s,
         "mixed_step_s": over(seconds["mixed"], steps["mixed"]),
         "mixed_share": over(seconds["mixed"], model_s),
+        "piece": over(computed["prefill"], steps["prefill"] + steps["mixed"]),
     }
 
 

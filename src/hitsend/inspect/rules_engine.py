@@ -16,6 +16,8 @@ WAITING = Threshold(1.0)
 SLOTS_SHARE = Threshold(0.9)
 STALL = Threshold(5.0)
 STALL_SHARE = Threshold(0.2)
+LONG = Threshold(128.0)
+"""Prompt tokens in a step: short prompts stall answers too, but not for long, and no smaller piece would help."""
 THREADS_WAITING = Threshold(0.4)
 BUSY = Threshold(0.7)
 SATURATED = Threshold(0.9)
@@ -120,6 +122,8 @@ def long_prefills(now: Figures, baseline: Baseline | None) -> Finding | None:
         ratio, longest, is_direct = now.mixed_step_s / now.decode_step_s, now.mixed_step_s, True
         if (now.decode_steps or 0.0) < 0.5 or (now.mixed_share or 0.0) < STALL_SHARE.value:
             return None
+        if (now.piece or 0.0) < LONG.value:
+            return None
     elif now.decode_step_s is None and now.itl_p50_s and now.itl_p99_s is not None and now.width is not None:
         ratio, longest, is_direct = now.itl_p99_s / now.itl_p50_s, now.itl_p99_s, False
     else:
@@ -136,6 +140,7 @@ def long_prefills(now: Figures, baseline: Baseline | None) -> Finding | None:
             at_least("longest pause between tokens" if not is_direct else "a step with prompts", longest, "s", tpot),
             *seen(
                 ("time of steps with both", now.mixed_share, "share"),
+                ("prompt tokens in such a step", now.piece, ""),
                 ("prompts' part of the time", now.prefill_share, "share"),
             ),
         ),
@@ -249,7 +254,7 @@ def decode_bound(now: Figures, baseline: Baseline | None) -> Finding | None:
         name="decode_bound",
         text="Decoding is the limit: every step reads the weights from memory for one token per sequence.",
         confidence="high" if len(evidence) > 1 else "medium" if now.busy is not None else "low",
-        evidence=(*evidence, *seen(("output", rate, "tokens/s"), ("a step", now.decode_step_s, "s"))),
+        evidence=(*evidence, *seen(("tokens per second", rate, "tokens/s"), ("a step", now.decode_step_s, "s"))),
         change=(
             "Read fewer bytes per token: smaller weights (a stronger quantisation), or more memory bandwidth."
             if is_wide
