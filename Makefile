@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge soak drill lock docs clean bench-refusals bench-isolation postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge soak drill drill-diagnose lock docs clean bench-refusals bench-isolation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -117,6 +117,9 @@ bench-isolation: dev ## nine honest principals, alone and beside one at a hundre
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
 	@$(BIN)/python -m tests.drills $(ARGS)
+
+drill-diagnose: dev ## make bottlenecks on purpose, and see whether hitsend diagnose names them (ARGS="--only tiny-kv")
+	@$(BIN)/python -m tests.inspect.induced $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md

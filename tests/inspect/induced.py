@@ -335,9 +335,8 @@ def main() -> int:
     given = flags.parse_args()
     chosen = [each for each in SCENARIOS if not given.only or each.name in given.only.split(",")]
     num_named = 0
-    print(
-        "| scenario | expected | found | confidence | also | named | cores that others used |\n|---|---|---|---|---|---|---|"
-    )
+    heads = ("scenario", "expected", "found", "confidence", "also", "named", "cores that others used")
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for scenario in chosen:
         started = time.monotonic()
         found = asyncio.run(induce(scenario))
