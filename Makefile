@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge soak drill drill-diagnose lock docs clean bench-refusals bench-isolation postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill drill-diagnose lock docs clean bench-refusals bench-overload bench-isolation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -105,14 +105,29 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
 		|| echo "LiteLLM could not be installed: measuring without it" >&2
 
+bench-goodput: dev ## requests a second within TTFT and TPOT, beside llama-server, in an open loop
+	@$(BIN)/python -m bench.goodput $(ARGS)
+
+bench-utilisation: dev ## decode against the byte floor, prefill against sgemm, and where a step's time goes
+	@$(BIN)/python -m bench.utilisation $(ARGS)
+
 soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS="--minutes 10")
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 bench-refusals: dev ## how long a refusal takes, on this machine
 	@$(BIN)/python -m bench.refusals $(ARGS)
 
+bench-overload: dev ## ten times the load that can be served: goodput, and how fast the rest is refused
+	@$(BIN)/python -m bench.overload $(ARGS)
+
+bench-prefix: dev ## a shared system prompt and ten-turn chats beside llama-server
+	@$(BIN)/python -m bench.prefix $(ARGS)
+
 bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
 	@$(BIN)/python -m bench.isolation $(ARGS)
+
+bench-speculation: dev ## drafts from a sequence's own text: what they gain where there is something to repeat, and where not
+	@$(BIN)/python -m bench.speculation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py

@@ -22,6 +22,15 @@ def test_smollm2_has_23040_bytes_a_cell() -> None:
     assert memory_shape(SMOL) == MemoryShape(23040, 0, 8192, 30, 30)
 
 
+def test_quantised_keys_and_values_take_34_bytes_for_32_and_need_whole_blocks() -> None:
+    assert memory_shape(SMOL, "q8_0").kv_bytes_per_cell == 23040 * 34 // 64
+    odd = header(
+        block_count=2, context_length=512, embedding_length=80, attention__head_count=4, attention__head_count_kv=4
+    )
+    with pytest.raises(ConfigError, match="engine.kv_type: q8_0 needs heads of a multiple of 32 values, here are 20"):
+        memory_shape(odd, "q8_0")
+
+
 def test_a_hybrid_counts_only_its_full_attention_layers_and_its_state_apart() -> None:
     shape = memory_shape(
         header(
@@ -87,10 +96,32 @@ def test_a_budget_becomes_cells(settings: EngineSettings, expected: tuple[int, i
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     with pytest.raises(ConfigError, match=r"needed are 188743680: 32 slots .* 256 tokens each, 23040 bytes") as failure:
-        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000, kv_mode="per_stream"))
     assert "engine.num_slots" in str(failure.value)
     with pytest.raises(ConfigError, match="8192 tokens each"):
-        plan_cells(SHAPE, EngineSettings(context=8192))
+        plan_cells(SHAPE, EngineSettings(context=8192, kv_mode="per_stream"))
+    with pytest.raises(ConfigError, match="needed are 5898240"):
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_unified"),
+    [
+        (EngineSettings(), False),
+        (EngineSettings(context=2816), False),
+        (EngineSettings(context=2817), True),
+        (EngineSettings(context=8192), True),
+        (EngineSettings(context=8192, num_slots=11), False),
+        (EngineSettings(context=8192, kv_budget_bytes=0), False),
+        (EngineSettings(kv_mode="unified"), True),
+    ],
+)
+def test_auto_is_unified_only_where_streams_would_be_shorter_than_the_context(
+    settings: EngineSettings, is_unified: bool
+) -> None:
+    plan = plan_cells(SHAPE, settings)
+    assert plan.is_unified == is_unified
+    assert plan.cells_per_slot >= settings.context
 
 
 def test_recurrent_state_comes_out_of_the_same_budget() -> None:

@@ -1,12 +1,13 @@
 """Traffic on a loop whose decoder only costs time: no wall clock, the same seed gives the same figures."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.messages import Done, StepReport, Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.testing import FakeClock, FakeDecoder
 
@@ -45,14 +46,17 @@ def poisson(rng, tenant, per_s, seconds, *, name, prompt_tokens=PROMPT_TOKENS, t
 
 
 class Simulated:
-    """What became of the arrivals: `ttft_s` and `done`, and `ended_s` after arrival, by request id."""
+    """What became of the arrivals: `ttft_s` and `done`, and `ended_s` after arrival, by request id.
 
-    def __init__(self, arrivals, *, num_slots=32, limits=None, until_s=math.inf):
+    `told_at` has the instants of each one's tokens.
+    """
+
+    def __init__(self, arrivals, *, num_slots=32, cells_per_slot=512, limits=None, until_s=math.inf, decoder=None):
         self.clock = FakeClock(now=0.0)
-        decoder = CostlyDecoder(
+        decoder = (decoder or CostlyDecoder)(
             vocab_size=VOCAB,
             num_slots=num_slots,
-            cells_per_slot=512,
+            cells_per_slot=cells_per_slot,
             end_token_ids=frozenset(),
             logits_of=lambda tokens: ROW.copy(),
             clock=self.clock,
@@ -62,6 +66,7 @@ class Simulated:
         self.arrived = {submit.request_id: at for at, submit in arrivals}
         self.ttft_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
+        self.told_at: dict[str, list[float]] = {}
         self.done: dict[str, Done] = {}
         self.refused_s: dict[str, float] = {}
         self._run(sorted(arrivals, key=lambda arrival: arrival[0]), until_s)
@@ -69,6 +74,11 @@ class Simulated:
     def of(self, prefix):
         """TTFT of those that got a token, sorted, in seconds."""
         return sorted(s for request_id, s in self.ttft_s.items() if request_id.startswith(prefix))
+
+    def gaps_s(self, prefix):
+        """Times between two tokens of one request, sorted."""
+        told = [told_at for request_id, told_at in self.told_at.items() if request_id.startswith(prefix)]
+        return sorted(later - at for told_at in told for at, later in pairwise(told_at))
 
     def codes(self, prefix):
         return [done.code for request_id, done in self.done.items() if request_id.startswith(prefix) and done.code]
@@ -93,6 +103,7 @@ class Simulated:
             self._ended(report)
         if isinstance(report, StepReport):
             for row in report.rows:
+                self.told_at.setdefault(row.request_id, []).extend(report.ended_at for _ in row.sampled)
                 if row.sampled and row.request_id not in self.ttft_s:
                     self.ttft_s[row.request_id] = report.ended_at - self.arrived[row.request_id]
             for done in report.done:

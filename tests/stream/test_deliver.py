@@ -1,11 +1,15 @@
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, ServerOverloaded
 from hitsend.core.events import Cancelled, Delivered
 from hitsend.core.lifecycle import State
+from hitsend.serve.stream import sse
+from hitsend.serve.stream.deliver import Delivery
 from hitsend.settings import StreamSettings
 from hitsend.testing import StreamSeen, check_stream
 from tests.edge import COMPLETED, STARTED, Call, Edge, Wait, chat_body, end, text
@@ -43,6 +47,29 @@ async def test_pings_come_while_the_first_token_is_waited_for_and_between_tokens
     await running
     seen = check_stream(request.answer.body)
     assert (seen.texts, seen.num_pings >= 5) == ({0: "ab"}, True)
+
+
+@pytest.mark.parametrize("last", [sse.DONE, sse.event("message_stop", b"{}"), sse.event("response.completed", b"{}")])
+async def test_no_ping_follows_the_end_however_long_the_work_goes_on_after_it(last: bytes):
+    sent: list[bytes] = []
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield sse.frame(b'"[DONE]"')
+        await asyncio.sleep(3 * QUICK.ping_s)
+        yield last
+        await asyncio.sleep(5 * QUICK.ping_s)
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    await Delivery(receive, send, QUICK, SystemClock()).stream(frames(), (), lambda error: b"")
+    said = b"".join(sent)
+    assert sse.PING in said
+    assert said.endswith(last)
 
 
 async def test_nothing_is_sent_before_the_work_has_begun_so_a_refusal_has_its_status():

@@ -116,6 +116,7 @@ def _hitsend(window: Window) -> Figures:
     seconds = {name: window.grew("hitsend_segment_seconds_total", segment=name) or 0.0 for name in SEGMENTS}
     spent = sum(seconds.values())
     error = _errors(window)
+    local = _Local(window)
     return Figures(
         server="hitsend",
         window_s=window.seconds,
@@ -137,8 +138,8 @@ def _hitsend(window: Window) -> Figures:
         client_share=over(seconds["client_wait"], spent),
         upstream_share=over(seconds["upstream"], spent),
         edge_share=over(sum(seconds[name] for name in ("edge", "render", "tokenize", "settle")), spent),
-        **_upstreams(window),
-        **_embedded(window),
+        **_upstreams(window, local),
+        **_embedded(window, local),
         **_processes(window),
     )
 
@@ -147,48 +148,57 @@ def _errors(window: Window) -> Callable[[str], float]:
     return lambda code: window.grew("hitsend_request_errors_total", code=code) or 0.0
 
 
-def _embedded(window: Window) -> dict[str, Any]:
-    """The embedded engine; nothing where all models run elsewhere."""
-    engine = {"engine": "embedded"}
-    slots = window.mean("hitsend_slots", **engine)
-    if not slots:
+class _Local:
+    """The engines on this machine, together: those that have cells."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        cells = window.last.found("hitsend_kv_cells")
+        self.names = [sample.labels.get("engine", "") for sample in cells if sample.value > 0]
+
+    def grew(self, counter: str, **labels: str) -> float:
+        """By how much it grew over all of them."""
+        return sum(self._window.grew(counter, engine=name, **labels) or 0.0 for name in self.names)
+
+    def mean(self, gauge: str) -> float:
+        """A gauge's sum."""
+        return sum(self._window.mean(gauge, engine=name) or 0.0 for name in self.names)
+
+
+def _embedded(window: Window, local: _Local) -> dict[str, Any]:
+    """What is computed here; nothing where all models run elsewhere."""
+    if not local.names:
         return {}
-    model_s = window.grew("hitsend_step_seconds_total", **engine, part="model") or 0.0
+    model_s = local.grew("hitsend_step_seconds_total", part="model")
+    slots = local.mean("hitsend_slots")
 
-    def level(gauge: str, counter: str) -> float | None:
-        """Two looks see less than all steps do; but where none were made, only the looks are left."""
-        seen = window.mean(gauge, **engine)
-        summed = window.grew(counter, **engine)
-        return seen if not model_s or summed is None else max(seen or 0.0, summed / model_s)
+    def level(gauge: str, counter: str) -> float:
+        """A few looks see less than all steps do; but where none were made, only the looks are left."""
+        return max(local.mean(gauge), over(local.grew(counter), model_s) or 0.0)
 
-    held = level("hitsend_kv_cells_used", "hitsend_cell_seconds_total")
-    up = window.last.total("hitsend_engine_up", **engine)
     return {
-        "is_up": None if up is None else up > 0,
-        "restarts": window.grew("hitsend_engine_restarts_total", **engine),
+        "is_up": all(window.last.total("hitsend_engine_up", engine=name) != 0 for name in local.names),
+        "restarts": local.grew("hitsend_engine_restarts_total"),
         "running": level("hitsend_requests_running", "hitsend_running_seconds_total"),
         "waiting": level("hitsend_requests_waiting", "hitsend_waiting_seconds_total"),
-        "paused": window.mean("hitsend_requests_paused", **engine),
+        "paused": local.mean("hitsend_requests_paused"),
         "slots": slots,
-        "kv_share": over(held, window.mean("hitsend_kv_cells", **engine)),
-        "preemptions": window.grew("hitsend_preemptions_total", **engine),
+        "kv_share": over(level("hitsend_kv_cells_used", "hitsend_cell_seconds_total"), local.mean("hitsend_kv_cells")),
+        "preemptions": local.grew("hitsend_preemptions_total"),
         "busy": min(1.0, model_s / window.seconds),
-        "threads": window.mean("hitsend_engine_threads", **engine),
+        "threads": local.mean("hitsend_engine_threads"),
         "threads_waiting": over(window.grew("hitsend_process_cpu_wait_seconds_total", process="engine"), model_s),
-    } | _steps(window)
+    } | _steps(local)
 
 
-def _steps(window: Window) -> dict[str, Any]:
+def _steps(local: _Local) -> dict[str, Any]:
     seconds, steps = (
-        {each: window.grew(name, engine="embedded", phase=each) or 0.0 for each in ("prefill", "decode", "mixed")}
+        {each: local.grew(name, phase=each) for each in ("prefill", "decode", "mixed")}
         for name in ("hitsend_phase_seconds_total", "hitsend_phase_steps_total")
     )
+    computed = {each: local.grew("hitsend_tokens_computed_total", phase=each) for each in ("prefill", "decode")}
     num_steps, model_s = sum(steps.values()), sum(seconds.values())
     decode_step_s = over(seconds["decode"], steps["decode"])
-    computed = {
-        each: window.grew("hitsend_tokens_computed_total", engine="embedded", phase=each) or 0.0
-        for each in ("prefill", "decode")
-    }
     if decode_step_s is not None:
         prompts = max(0.0, seconds["mixed"] - steps["mixed"] * decode_step_s)
     else:
@@ -196,7 +206,7 @@ def _steps(window: Window) -> dict[str, Any]:
         prompts = seconds["mixed"] * (over(computed["prefill"], weight) or 0.0)
     return {
         "prefill_share": over(seconds["prefill"] + prompts, model_s),
-        "width": over(window.grew("hitsend_step_sequences_total", engine="embedded"), num_steps),
+        "width": over(local.grew("hitsend_step_sequences_total"), num_steps),
         "decode_steps": over(steps["decode"], num_steps),
         "decode_step_s": decode_step_s,
         "mixed_step_s": over(seconds["mixed"], steps["mixed"]),
@@ -205,12 +215,12 @@ def _steps(window: Window) -> dict[str, Any]:
     }
 
 
-def _upstreams(window: Window) -> dict[str, Any]:
-    """What the gauges have beside the embedded engine's."""
+def _upstreams(window: Window, local: _Local) -> dict[str, Any]:
+    """What the gauges have beside the engines here."""
 
     def beside(gauge: str) -> float | None:
         every = window.mean(gauge)
-        return None if every is None else every - (window.mean(gauge, engine="embedded") or 0.0)
+        return None if every is None else max(0.0, every - local.mean(gauge))
 
     return {"upstream_running": beside("hitsend_requests_running"), "upstream_slots": beside("hitsend_slots") or None}
 

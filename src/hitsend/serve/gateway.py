@@ -77,8 +77,6 @@ def joined(own: Services, link: Link) -> Services:
         render_metrics=link.metrics,
         observe_http=link.observe_http,
         gather=link.gather,
-        # The counters are elsewhere, and looking must not wait: whoever has no room left is told so a little later.
-        shed=lambda _: None,
     )
 
 
@@ -91,7 +89,7 @@ class _Own:
     def figures(self, number: int) -> Figures:
         """Its own figures."""
         now = self._own.state()
-        mine = read_processes({"edge": os.getpid(), "text": now["text"]["pid"]})
+        mine = read_processes(("edge", os.getpid()), ("text", now["text"]["pid"]))
         return Figures(
             number, os.getpid(), now["holds_open"], now["writes_waiting"], now["records_dropped"], processes=mine
         )

@@ -21,6 +21,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.shared import QuotaDesk
 from hitsend.serve.child import Child, ChildGone
+from hitsend.serve.children import engine_settings
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.embedder import Embedder
@@ -48,6 +49,7 @@ from hitsend.serve.hub_words import (
     encode,
     from_gateway,
 )
+from hitsend.serve.pools import adapters_of
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.processes import read_processes
 from hitsend.serve.usage.report import Spending
@@ -193,7 +195,7 @@ class Hub:
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
         self._metrics.set_quota(self._quota.health())
-        own = read_processes({"supervisor": os.getpid(), "engine": self.engine.state().pid})
+        own = read_processes(("supervisor", os.getpid()), ("engine", self.engine.state().pid))
         self._metrics.set_processes((*own, *(process for each in figures for process in each.processes)))
         return self._metrics.render(is_openmetrics=asked.metrics == "openmetrics")
 
@@ -229,10 +231,11 @@ async def hub_of(
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    shared = SharedEngine(settings.engine, found.path, clock, model=found.name)
+    adapters = adapters_of(settings, (found.name,), is_default=True)
+    shared = SharedEngine(engine_settings(settings), found.weights_path, clock, model=found.name, adapters=adapters)
     engine = EmbeddedEngine(
         settings.engine,
-        found.path,
+        found.weights_path,
         clock,
         model=found.name,
         pause_tokens=settings.stream.pause_tokens,

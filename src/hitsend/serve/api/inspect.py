@@ -104,7 +104,7 @@ async def state(exchange: Exchange) -> None:
 
 async def models(exchange: Exchange) -> None:
     """All served models that the caller may use."""
-    usable = [_model(model) for model in _served(exchange) if may_use(exchange.principal, model.id)]
+    usable = [_model(exchange, model) for model in _served(exchange) if may_use(exchange.principal, model.id)]
     await exchange.answer_json({"object": "list", "data": usable})
 
 
@@ -112,7 +112,7 @@ async def model(exchange: Exchange) -> None:
     """One served model. Raises ModelNotFound."""
     served = {model.id: model for model in _served(exchange)}
     check_model(exchange.principal, exchange.param, served)
-    await exchange.answer_json(_model(served[exchange.param]))
+    await exchange.answer_json(_model(exchange, served[exchange.param]))
 
 
 def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
@@ -173,13 +173,15 @@ def _line(summary: RecordSummary) -> dict[str, Any]:
     }
 
 
-def _model(served: ServedModel) -> dict[str, Any]:
+def _model(exchange: Exchange, served: ServedModel) -> dict[str, Any]:
+    state = exchange.services.model_state(served.id)
     return {
         "id": served.id,
         "object": "model",
         "created": served.created,
         "owned_by": served.owned_by,
         "max_model_len": served.context,
+        **({"hitsend": state} if state else {}),
     }
 
 

@@ -166,7 +166,7 @@ RECORDS = Table(
     Column("cost_microusd", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
-"""`body` is the record's JSON, deflated with zlib."""
+"""`body` are the record's facts as `core/shown.py` packs them, or its JSON; deflated with zlib where they are long."""
 
 RESPONSES = Table(
     "responses",

@@ -1,9 +1,9 @@
 """How much memory a model's sequences take, and how many cells a budget buys.
 
 Enters: a `GgufHeader` and the engine's settings. Leaves: a `MemoryShape` and a `CellPlan`. Always true: pure
-arithmetic with the numbers in every refusal; a cell is one token's keys and values over all attention layers in f16,
-and what a hybrid model keeps per sequence regardless of its length (recurrent and convolution state, f32) is counted
-apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compares.
+arithmetic with the numbers in every refusal; a cell is one token's keys and values over all attention layers in the
+type of `engine.kv_type`, and what a hybrid model keeps per sequence regardless of its length (recurrent and
+convolution state, f32) is counted apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compares.
 """
 
 import msgspec
@@ -16,6 +16,7 @@ CELL_STEP = 256
 """libllama rounds a sequence's cells to this."""
 
 _F16_BYTES, _F32_BYTES = 2, 4
+_Q8_BLOCK, _Q8_BYTES = 32, 34
 
 
 class MemoryShape(msgspec.Struct, frozen=True):
@@ -29,14 +30,18 @@ class MemoryShape(msgspec.Struct, frozen=True):
 
 
 class CellPlan(msgspec.Struct, frozen=True):
-    """What to ask libllama for. `num_cells` is the whole context; one sequence holds at most `cells_per_slot`."""
+    """What to ask libllama for. `num_cells` is the whole context; one sequence holds at most `cells_per_slot`.
+
+    `is_unified`: one pool of cells for all slots, not a stream for each.
+    """
 
     num_slots: int
     cells_per_slot: int
     num_cells: int
+    is_unified: bool = False
 
 
-def memory_shape(header: GgufHeader) -> MemoryShape:
+def memory_shape(header: GgufHeader, kv_type: str = "f16") -> MemoryShape:
     """Read the shape from the metadata. Raises ConfigError where a needed key is missing or makes no sense."""
     layers = _number(header, "block_count")
     own_layers = layers - _number(header, "nextn_predict_layers", 0)
@@ -44,7 +49,7 @@ def memory_shape(header: GgufHeader) -> MemoryShape:
     head_size = _number(header, "embedding_length") // max(1, _most(header, "attention.head_count"))
     sizes = [_number(header, f"attention.{name}_length", head_size) for name in ("key", "value")]
     return MemoryShape(
-        kv_bytes_per_cell=sum(heads) * sum(sizes) * _F16_BYTES,
+        kv_bytes_per_cell=sum(heads) * sum(_kv_bytes(size, kv_type) for size in sizes),
         state_bytes_per_slot=heads.count(0) * _state_values(header) * _F32_BYTES,
         context_train=_number(header, "context_length"),
         num_layers=own_layers,
@@ -52,26 +57,50 @@ def memory_shape(header: GgufHeader) -> MemoryShape:
     )
 
 
+def _kv_bytes(head_size: int, kv_type: str) -> int:
+    """Of one head's keys or values of one token. Raises ConfigError where blocks don't fit."""
+    if kv_type == "f16":
+        return head_size * _F16_BYTES
+    if head_size % _Q8_BLOCK:
+        raise ConfigError(f"engine.kv_type: q8_0 needs heads of a multiple of {_Q8_BLOCK} values, here are {head_size}")
+    return head_size // _Q8_BLOCK * _Q8_BYTES
+
+
 def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
-    """Divide the budget. Raises ConfigError with the numbers where it can't hold what was asked for."""
-    slots, budget = settings.num_slots, settings.kv_budget_bytes
+    """Divide the budget. Raises ConfigError with the numbers where it can't hold what was asked for.
+
+    `auto` takes streams, which decode faster, and one pool only where streams would be shorter than the context that
+    was asked for: long requests then fit as long as the others are short.
+    """
+    modes = {"auto": (False, True), "per_stream": (False,), "unified": (True,)}[settings.kv_mode]
     longest = _round_up(shape.context_train)
     if settings.context:
         longest = min(longest, _round_up(settings.context))
+    wanted = min(longest, _round_up(settings.context or CELL_STEP))
+    for is_unified in modes:
+        plan = _divided(shape, settings, longest, is_unified=is_unified)
+        if plan.cells_per_slot >= wanted:
+            return plan
+    raise ConfigError(_too_small(shape, settings, wanted))
+
+
+def _divided(shape: MemoryShape, settings: EngineSettings, longest: int, *, is_unified: bool) -> CellPlan:
+    slots, budget = settings.num_slots, settings.kv_budget_bytes
     whole = slots * longest
     if budget and shape.kv_bytes_per_cell:
         left = budget - slots * shape.state_bytes_per_slot
         whole = min(whole, max(0, left) // shape.kv_bytes_per_cell)
-    if settings.kv_mode == "unified":
+    if is_unified:
         whole = whole // CELL_STEP * CELL_STEP
-        per_slot = min(longest, whole)
-    else:
-        per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
-        whole = per_slot * slots
-    wanted = min(longest, _round_up(settings.context or CELL_STEP))
-    if per_slot < wanted:
-        raise ConfigError(_too_small(shape, settings, wanted))
-    return CellPlan(num_slots=slots, cells_per_slot=per_slot, num_cells=whole)
+        return CellPlan(slots, min(longest, whole), whole, is_unified)
+    per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
+    return CellPlan(slots, per_slot, per_slot * slots, is_unified)
+
+
+def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
+    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
+    cells = plan.num_cells * shape.kv_bytes_per_cell
+    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
 
 
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:

@@ -2,5 +2,5 @@
 
 Enters: commands (`messages.py`) and a `Decoder` (`decoder.py`). Leaves: reports. Always true: the loop never awaits,
 never reads a socket and never sees text; computed tokens catch up with known tokens, and there is no other phase.
-Order of reading: `messages.py`, `sequence.py`, `kv.py`, `scheduler.py`, `sampler.py`, `step.py`.
+Order of reading: `messages.py`, `sequence.py`, `kv.py`, `pace.py`, `scheduler.py`, `gaps.py`, `sampler.py`, `step.py`.
 """

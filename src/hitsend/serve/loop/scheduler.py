@@ -3,6 +3,7 @@
 There is no prefill phase and no decode phase: computed tokens catch up with known tokens. Each rule looks at who waits
 and who runs, and adds shares to the plan until its tokens are spent:
 
+0. `bring_prefixes`          whoever waited for a prompt that somebody else computes gets it (`seats.py`).
 1. `hold_cells_for_decodes`  whoever decodes needs a cell for its next token. Where none is free (unified mode only), a
    victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
@@ -10,179 +11,41 @@ and who runs, and adds shares to the plan until its tokens are spent:
 2. `let_sit_out`             while a prompt of somebody within its share is pending, those that had more than theirs
    lately (`shares.py`) sit the step out: the newcomer's first token waits for its own prompt, not for their batch.
 3. `share_with_decodes`      one token each, the least recently served first, leaving some tokens for prompts.
-4. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), of whoever had least lately
-   first; those over their share compute a small part of the budget per step, so that nobody waits for a long one. Of
-   several choices of one prompt one computes it; those that have a place by its end get a copy (see `step.py`).
-5. `admit_waiting`           the head of the queue (`queue.py`), if it can begin now and its known tokens and a reserve
-   fit. Nobody overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
+4. `pace_prompts`            how much of what is left prompts may have (`pace.py`), so that decodes keep their pace.
+5. `admit_urgent`            the head of the queue (`queue.py`), if it is due before all that its own tenant computes: a
+   short prompt needn't wait for the end of a long one.
+6. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), of whoever had least lately
+   first, then by when they are due; those over their share compute a small part of the budget per step, so that nobody
+   waits for a long one. Of several choices of one prompt one computes it; those that have a place by its end get a copy
+   (see `step.py`).
+7. `admit_waiting`           the head of the queue, if it can begin now and its known tokens and a reserve fit. Nobody
+   overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
-twice, and nothing here calls the decoder. Next: `sampler.py`.
+twice, and nothing here calls the decoder but `seats.py`, which brings what is cached. Next: `gaps.py`.
 """
 
 from collections.abc import Callable
-
-import msgspec
+from itertools import chain
 
 from hitsend.core.lifecycle import State
-from hitsend.serve.loop.kv import CellPool
-from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
-from hitsend.serve.loop.queue import WaitingQueue
+from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
-from hitsend.serve.loop.shares import Shares
 
 PREFILL_SHARE = 8
 """One part in so many of the budget is kept for prompts when decodes alone could fill it."""
 
-CHUNK_STEP = 64
-"""Chunks of a prompt end at multiples of this: libllama's attention works in tiles of as many tokens, and a prompt
-whose cuts depended on its neighbours would have other last bits beside them than alone (see `engine/calls.py`)."""
 
-
-KEPT_SHARE = 4
-"""One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
-
-
-class LoopLimits(msgspec.Struct, frozen=True):
-    """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
-
-    `check_every_step` compares the books with the sequences after every step. Whoever waits and gets nothing goes up a
-    tier every `aging_s`.
-    """
-
-    step_tokens: int = 512
-    reserve_tokens: int = 64
-    max_waiting: int = 256
-    check_every_step: bool = False
-    aging_s: float = 10.0
-
-
-class Share(msgspec.Struct, frozen=True):
-    """One sequence's part in a step: its next `num_tokens` known tokens, of which `is_last` says that none is left.
-
-    `scored`: the positions whose logits say how likely the prompt's next token was.
-    """
-
-    sequence: Sequence
-    num_tokens: int
-    is_decode: bool
-    is_last: bool
-    scored: range
-
-
-class Admission(msgspec.Struct, frozen=True):
-    """A sequence that got its place, and the free cells before it did."""
-
-    sequence: Sequence
-    slot: int
-    cells_free: int
-    cells_reserved: int
-
-
-class Preemption(msgspec.Struct, frozen=True):
-    """A sequence that lost its place: the slot it had, and how many of its tokens were computed."""
-
-    sequence: Sequence
-    slot: int
-    num_computed_tokens: int
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A whole sequence's cache goes to another slot."""
-
-    source: int
-    target: int
-
-
-class Roster:
-    """Who waits, who runs (in the order of admission), the cells that they share, and who got how much of it lately."""
-
-    def __init__(self, kv: CellPool, limits: LoopLimits) -> None:
-        self.kv = kv
-        self.reserve_tokens = limits.reserve_tokens
-        self.shares = Shares()
-        self.waiting = WaitingQueue(self.shares, limits.aging_s)
-        self.running: list[Sequence] = []
-
-    def admit(self, sequence: Sequence, at: float) -> int:
-        """From the queue to a slot, which is returned."""
-        cells = self.cells_for(sequence)
-        self.waiting.remove(sequence, at)
-        self.running.append(sequence)
-        self.shares.run(sequence.path, 1, at)
-        slot = self.kv.take(cells)
-        sequence.admit(slot, at)
-        return slot
-
-    def drop(self, sequence: Sequence, at: float) -> int | None:
-        """Out of queue or cells, wherever it is; returns the slot that became free."""
-        if sequence.slot is None:
-            self.waiting.remove(sequence, at)
-            return None
-        self.running.remove(sequence)
-        self.shares.run(sequence.path, -1, at)
-        self.kv.release(sequence.slot)
-        return sequence.slot
-
-    def pause(self, sequence: Sequence, at: float, *, is_paused: bool) -> None:
-        """The paused keep their place, but have no turn."""
-        is_queued = sequence.slot is None
-        if is_queued:
-            self.waiting.remove(sequence, at)
-        sequence.is_paused = is_paused
-        if is_queued:
-            self.waiting.add(sequence, at)
-
-    def cells_for(self, sequence: Sequence) -> int:
-        """Cells that it must find free to be admitted."""
-        return sequence.cells_to_admit(self.reserve_tokens, self.kv.max_sequence_tokens)
-
-    def can_admit(self, sequence: Sequence, at: float) -> bool:
-        """Whether slot and cells are there now, and not kept for others."""
-        cells, kv = self.cells_for(sequence), self.kv
-        if not kv.can_take(cells):
-            return False
-        takes_kept = (
-            kv.num_free_slots <= kv.num_slots // KEPT_SHARE or kv.num_free_cells - cells < kv.num_cells // KEPT_SHARE
-        )
-        may_take_all = not self.running or sequence.state is State.PREEMPTED
-        return may_take_all or not takes_kept or not self.is_over(sequence, at)
-
-    def is_over(self, sequence: Sequence, at: float) -> bool:
-        """Whether its tenant had more than its share lately, while others want theirs."""
-        return self.shares.is_over(sequence.path, at)
-
-
-class StepPlan:
-    """What one step will do, while the rules write it."""
-
-    def __init__(self, step: int, at: float, num_tokens: int) -> None:
-        self.step = step
-        self.at = at
-        self.budget = num_tokens
-        self.tokens_left = num_tokens
-        self.scores_left = SCORED_TOKENS
-        self.shares: list[Share] = []
-        self.is_for_others = False
-        self.admissions: list[Admission] = []
-        self.preemptions: list[Preemption] = []
-
-    def share(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give it that many tokens of the budget, if any."""
-        if not num_tokens:
-            return
-        is_last = num_tokens == sequence.num_pending_tokens
-        scored = sequence.places_to_score(num_tokens)
-        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding, is_last, scored))
-        self.tokens_left -= num_tokens
-        self.scores_left -= len(scored)
+def bring_prefixes(roster: Roster, plan: StepPlan) -> None:
+    """Nobody computes what somebody else computes just now, or has computed."""
+    roster.seats.follow(roster.running, plan.at)
 
 
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
     """Oldest first, so that a victim never has had its turn."""
     decoding = [each for each in roster.running if each.is_decoding and not each.is_paused]
     for sequence in sorted(decoding, key=lambda each: each.arrival):
-        while sequence.slot is not None and not roster.kv.hold_next(sequence.slot):
+        while sequence.slot is not None and not roster.seats.hold_next(sequence.slot, plan.at):
             _preempt(roster, plan, max(roster.running, key=lambda each: (each.is_paused, each.arrival)))
 
 
@@ -212,35 +75,61 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
         plan.share(sequence, 1)
 
 
-def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
-    """As much as is left, whoever had least lately first."""
-    for sequence in sorted(roster.running, key=lambda each: roster.shares.order(each.path, plan.at)):
-        if plan.tokens_left < 1:
-            return
-        if not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling):
-            plan.share(sequence, _chunk(roster, plan, sequence))
+def pace_prompts(roster: Roster, plan: StepPlan) -> None:
+    """Those that are late, and short, may have it all; the others what the pace allows."""
+    head = roster.waiting.head(plan.at)
+    prompts = [each for each in roster.running if _has_prompt(each)]
+    if head is not None and roster.can_admit(head, plan.at):
+        prompts.append(head)
+    if not prompts:
+        return
+    first = min(prompts, key=lambda each: roster.order(each, plan.at))
+    tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=roster.is_long(first))
+    plan.prompts_left = max(tokens, _late_tokens(roster, plan, prompts))
 
 
-def admit_waiting(roster: Roster, plan: StepPlan) -> None:
-    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
-    to be scored: such a one holds up nobody behind it."""
+def admit_urgent(roster: Roster, plan: StepPlan) -> None:
+    """Several, if several are; each is compared with those before it, too."""
     while True:
         sequence = roster.waiting.head(plan.at)
         if sequence is None or not roster.can_admit(sequence, plan.at):
             return
-        is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
-        num_tokens = 0 if is_follower else _chunk(roster, plan, sequence)
-        if not num_tokens and not is_follower:
+        own = [each for each in roster.running if _has_prompt(each) and each.path == sequence.path]
+        due_at = roster.order(sequence, plan.at)
+        if not own or any(roster.order(each, plan.at) <= due_at for each in own) or not _admit(roster, plan, sequence):
             return
-        cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
-        slot = roster.admit(sequence, plan.at)
-        plan.admissions.append(Admission(sequence, slot, free, cells))
-        plan.share(sequence, num_tokens)
+
+
+def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
+    """As much as is left, whoever had least lately first."""
+    prompts = [each for each in roster.running if _has_prompt(each)]
+    for sequence in sorted(prompts, key=lambda each: roster.order(each, plan.at)):
+        if plan.tokens_left < 1:
+            return
+        if all(share.sequence is not sequence for share in plan.shares):
+            plan.share(sequence, _chunk(roster, plan, sequence))
+
+
+def admit_waiting(roster: Roster, plan: StepPlan) -> None:
+    """As many as can begin."""
+    while True:
+        sequence = roster.waiting.head(plan.at)
+        if sequence is None or not roster.can_admit(sequence, plan.at) or not _admit(roster, plan, sequence):
+            return
 
 
 Rule = Callable[[Roster, StepPlan], None]
 
-RULES: tuple[Rule, ...] = (hold_cells_for_decodes, let_sit_out, share_with_decodes, share_with_prefills, admit_waiting)
+RULES: tuple[Rule, ...] = (
+    bring_prefixes,
+    hold_cells_for_decodes,
+    let_sit_out,
+    share_with_decodes,
+    pace_prompts,
+    admit_urgent,
+    share_with_prefills,
+    admit_waiting,
+)
 
 
 def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
@@ -250,45 +139,53 @@ def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
     return plan
 
 
-def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
-    """Bring the slots of this step's sequences together and sort its shares by slot; returns the moves to make.
-
-    With separate streams libllama wants the slots of a batch to be contiguous: a gap slows every step down, a move
-    costs one copy, once. Gaps held by somebody who doesn't take part (a paused sequence) stay. In unified mode gaps
-    cost nothing and nothing is moved. Whoever has no cache yet only gets another number.
-    """
-    moves: list[Move] = []
-    by_slot = {share.sequence.held_slot: share.sequence for share in plan.shares}
-    if by_slot and not roster.kv.is_shared:
-        for gap in range(min(by_slot), max(by_slot)):
-            last = max(by_slot)
-            if gap < last and roster.kv.is_free(gap):
-                sequence = by_slot.pop(last)
-                by_slot[gap] = sequence
-                roster.kv.move(last, gap)
-                sequence.slot = gap
-                if sequence.num_computed_tokens:
-                    moves.append(Move(last, gap))
-    plan.shares.sort(key=lambda share: share.sequence.held_slot)
-    return moves
-
-
 def _has_prompt(sequence: Sequence) -> bool:
-    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling)
+    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
+
+
+def _late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
+    """What short prompts that are late have to compute, of those within their share; no more than the step has."""
+    if not any(roster.pace.is_late(each.arrived_at, plan.at) for each in prompts):
+        return 0
+    tokens = 0
+    for sequence in chain(filter(_has_prompt, roster.running), roster.waiting):
+        is_late = roster.pace.is_late(sequence.arrived_at, plan.at) and not roster.is_long(sequence)
+        if is_late and not sequence.is_paused and not roster.is_over(sequence, plan.at):
+            tokens += sequence.num_pending_tokens
+        if tokens >= plan.tokens_left:
+            break
+    return min(tokens, plan.tokens_left)
+
+
+def _admit(roster: Roster, plan: StepPlan, sequence: Sequence) -> bool:
+    """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
+    to be scored: such a one holds up nobody behind it."""
+    is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
+    if not is_follower and not _chunk(roster, plan, sequence):
+        return False
+    cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
+    slot = roster.admit(sequence, plan.at)
+    plan.admissions.append(Admission(sequence, slot, free, cells))
+    # asked again: some of its prompt may be there already, or be waited for
+    plan.share(sequence, 0 if is_follower or sequence.waits_for_other else _chunk(roster, plan, sequence))
+    return True
 
 
 def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
     """How much of its prompt it may compute in this step; whoever is over its share may do less."""
-    left = plan.tokens_left
+    left = max(0, min(plan.tokens_left, plan.prompts_left))
     if roster.is_over(sequence, plan.at):
         if plan.is_for_others:
             return 0
         so_far = sum(share.num_tokens for share in plan.shares if not share.is_decode)
         left = min(left, max(0, plan.budget // PREFILL_SHARE - so_far))
-        left = left or int(so_far == 0 and plan.tokens_left > 0)
+        left = left or int(so_far == 0 and min(plan.tokens_left, plan.prompts_left) > 0)
     if sequence.is_scoring:
         left = min(left, max(0, plan.scores_left))
-    return _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan)
+    return min(
+        _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan),
+        sequence.tokens_to_checkpoint,
+    )
 
 
 def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> int:
@@ -304,9 +201,7 @@ def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> 
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
     num_computed_tokens = victim.num_computed_tokens
-    slot = roster.drop(victim, plan.at)
-    if slot is None or victim.state is not State.RUNNING:
+    if victim.state is not State.RUNNING:
         raise LookupError(f"{victim.request_id}/{victim.choice} is {victim.state} and can't be preempted")
-    victim.preempt()
-    roster.waiting.add(victim, plan.at)
+    slot = roster.preempt(victim, plan.at)
     plan.preemptions.append(Preemption(victim, slot, num_computed_tokens))

@@ -66,6 +66,7 @@ class Delivery:
         self._write_started_at: float | None = None
         self._deadline = clock.now() + settings.request_timeout_s
         self._has_left = False
+        self._last_frames = b""
         self.has_started = False
         self.num_bytes = 0
         self.num_chunks = 0
@@ -89,6 +90,7 @@ class Delivery:
                     if not self.has_started:
                         await self._start(start)
                     await self._write(frame)
+                    self._last_frames = frame
 
         failed: Exception | None = None
         try:
@@ -172,7 +174,8 @@ class Delivery:
         """Whether the client has heard nothing for so long that it needs a ping."""
         if not self.has_started or self._write_started_at is not None:
             return False
-        return self._clock.now() - self._last_write_at >= self._settings.ping_s
+        is_silent = self._clock.now() - self._last_write_at >= self._settings.ping_s
+        return is_silent and not sse.is_end(self._last_frames)
 
     def _due_in_s(self, *, wants_pings: bool) -> float:
         """When to look again: never later than a stall that begins right now would be due."""

@@ -6,11 +6,17 @@ JSON escapes the ASCII ones, this file the three others (U+0085, U+2028, U+2029)
 Next: `deliver.py`.
 """
 
+import re
+
 PING = b": ping\n\n"
 """A comment: readers skip it, proxies see a byte. Never sent inside a frame, because frames are written whole."""
 
 DONE = b"data: [DONE]\n\n"
 """The last frame of a stream that ended well; a stream that ended badly has none."""
+
+_END = re.compile(
+    rb"(data: \[DONE\]|event: (message_stop|response\.(completed|incomplete|failed)|error)\ndata: [^\n]*)\n\n\Z"
+)
 
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 
@@ -22,6 +28,11 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 """nginx reads `x-accel-buffering` and lets the frames through; `no-transform` keeps proxies from compressing them."""
 
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def is_end(frames: bytes) -> bool:
+    """Whether these frames are the last ones of their dialect: nothing may follow them, not even a comment."""
+    return _END.search(frames) is not None
 
 
 def event(name: str, document: bytes) -> bytes:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from hitsend.core.drafts import Drafted
+
 
 class RequestFigures(msgspec.Struct, frozen=True):
     """One ended request. Times in seconds, None where it never got so far.
@@ -64,6 +66,8 @@ class StepCounts(Protocol):
     def waiting(self) -> int: ...  # noqa: D102
     @property
     def cells_used(self) -> int: ...  # noqa: D102
+    @property
+    def drafts(self) -> tuple[Drafted, ...]: ...  # noqa: D102
 
 
 class EngineFigures(Protocol):

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from hitsend.core.drafts import MAX_DRAFT
 from hitsend.core.segments import SEGMENTS
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 from hitsend.serve.usage.processes import ProcessTime
@@ -147,6 +148,10 @@ class Metrics:
         self._computed.labels(engine, "decode").inc(figures.decode_tokens)
         self._output.labels(engine).inc(figures.output_tokens)
         self._steps.labels(engine).inc()
+        for drafted in figures.drafts:
+            for position in range(drafted.proposed):
+                outcome = "accepted" if position < drafted.accepted else "rejected"
+                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
         phase = "mixed" if figures.prefill_tokens and figures.decode_tokens else "decode"
@@ -179,6 +184,12 @@ class Metrics:
         self._threads.labels(engine).set(state.num_threads)
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
+
+    def set_pooled(self, engine: str, *, is_loaded: bool, num_loads: int, num_bytes: int) -> None:
+        """Take over how it is with a model that comes and goes (before each scrape)."""
+        self._loaded.labels(engine).set(is_loaded)
+        self._model_bytes.labels(engine).set(num_bytes if is_loaded else 0)
+        self._catch_up(self._loads.labels(engine), ("loads", engine), num_loads)
 
     def set_storage(self, holds_open: int, backlog: int, records_dropped: int) -> None:
         """Take over the ledger's and the record store's figures (before each scrape)."""
@@ -317,10 +328,16 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._drafts = self._counter(
+            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
+        )
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )
         self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
+        self._loaded = self._gauge("hitsend_model_loaded", "1 while a model that comes and goes is in memory.")
+        self._model_bytes = self._gauge("hitsend_model_bytes", "Its predicted memory while it is loaded.")
+        self._loads = self._counter("hitsend_model_loads", "Times that it was loaded.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
 
     def _define_work(self) -> None:

@@ -23,9 +23,9 @@ class ProcessTime(msgspec.Struct, frozen=True):
     wait_s: float | None
 
 
-def read_processes(pids: dict[str, int | None]) -> tuple[ProcessTime, ...]:
+def read_processes(*pids: tuple[str, int | None]) -> tuple[ProcessTime, ...]:
     """Those that are there, by what they do: `edge`, `text`, `engine`, `supervisor`."""
-    found = (_read(process, pid) for process, pid in pids.items() if pid is not None)
+    found = (_read(process, pid) for process, pid in pids if pid is not None)
     return tuple(each for each in found if each is not None)
 
 

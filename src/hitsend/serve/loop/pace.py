@@ -1,0 +1,133 @@
+"""How many prompt tokens a step may compute while others decode.
+
+Without decodes: the whole budget. With them, each step earns the prompts some of the machine's time, in seconds: what
+a step of the decodes alone leaves of `tpot_target_s`, and never less than `FLOOR` times that step. A chunk may go
+while the account is above zero and is charged what it costs, so that a piece longer than what was earned is followed
+by steps without any. A long prompt (above `LONG_TOKENS`) earns no more than `LONG_SHARE` of the decodes' time, and is
+cut finer than `PIECE` where a piece would overdraw: its steps stay below twice what they are without it.
+
+So neither starves. Decodes take part in every step, and over any run of steps prompts take on average at most
+max(tpot_target_s - d, FLOOR * d) per step, where d is a step of decodes alone, and one chunk more. Prompts get at
+least FLOOR / (1 + FLOOR), a fifth, of the time, so those of one tenant are done after at most five times what they
+would take alone, and a chunk. A short prompt that has waited for half of `ttft_target_s` goes ahead with the whole
+budget: mean time per token can be made up for, a first token that is late can't.
+
+The costs are learnt from the steps themselves: a fixed part, one per decoded token, one per prompt token. Each step
+moves them by a bounded part of itself, so that a machine that stood still for a second is no lesson, and a slower one
+is.
+
+Enters: what steps computed and how long they took. Leaves: numbers of tokens. Always true: pure arithmetic, no clock;
+more decodes never mean more prompt tokens; a prompt that waits is never given nothing for ever. Next: `scheduler.py`.
+"""
+
+from math import inf
+
+PIECE = 64
+"""Chunks end at multiples of this (see `../engine/calls.py`) wherever the pace allows it."""
+
+FINEST = 8
+"""Fewest tokens of a chunk: shorter ones cost more per token than decoding does."""
+
+LONG_TOKENS = 1024
+"""A prompt that has more than so many to compute is long: it can't be on time anyway."""
+
+FLOOR = 0.25
+"""What prompts earn at least, in steps of the decodes alone."""
+
+LONG_SHARE = 0.6
+"""What a long prompt earns at most, in steps of the decodes alone: with what its finer chunks cost, less than twice."""
+
+YIELD_S, YIELD = 5.0, 3.0
+"""A prompt that can't be on time goes behind those that can and come within so many seconds, and so many times its own
+work, after it."""
+
+_GAIN = 0.05
+"""How much of an error one step corrects at most."""
+
+_SCALE = 8.0
+"""Decodes of a typical step: makes the fixed part and that per decode learn equally fast."""
+
+
+class StepCosts:
+    """Seconds of a step: `fixed_s` + `decode_s` per decoded token + `prefill_s` per prompt token. 0: not measured."""
+
+    def __init__(self) -> None:
+        self.fixed_s = 0.0
+        self.decode_s = 0.0
+        self.prefill_s = 0.0
+
+    def decodes_s(self, num_decodes: int) -> float:
+        """A step of so many decodes and nothing else."""
+        return self.fixed_s + self.decode_s * num_decodes if num_decodes else 0.0
+
+    def learn(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
+        """One step took so long."""
+        if num_prefill_tokens:
+            each_s = max(0.0, seconds - self.decodes_s(num_decodes)) / num_prefill_tokens
+            weight = min(1.0, max(0.25, num_prefill_tokens / PIECE))
+            error = each_s - self.prefill_s
+            self.prefill_s += _GAIN * weight * _within(error, self.prefill_s) if self.prefill_s else error
+        elif num_decodes and not self.decode_s:
+            self.fixed_s, self.decode_s = seconds / 2, seconds / 2 / num_decodes
+        elif num_decodes:
+            expected = self.decodes_s(num_decodes)
+            error = _GAIN * _within(seconds - expected, expected)
+            scaled = num_decodes / _SCALE
+            part = error / (1.0 + scaled * scaled)
+            self.fixed_s = max(0.0, self.fixed_s + part)
+            self.decode_s = max(1e-9, self.decode_s + part * scaled / _SCALE)
+
+
+class Pace:
+    """The account of one engine. With targets of inf every step has the whole budget, and prompts keep their order."""
+
+    def __init__(self, tpot_target_s: float = inf, ttft_target_s: float = inf) -> None:
+        self._tpot_s = tpot_target_s
+        self._ttft_s = ttft_target_s
+        self.costs = StepCosts()
+        self._account_s = 0.0
+
+    def is_late(self, arrived_at: float, at: float) -> bool:
+        """Whether a prompt that came then has waited as long as it should."""
+        return at - arrived_at > self._ttft_s / 2
+
+    def due_at(self, arrived_at: float, num_tokens: int, at: float) -> float:
+        """Prompts of one tenant go in this order. One that can't be on time any more lets those pass that can, if they
+        come within a bounded time after it."""
+        own_s = num_tokens * self.costs.prefill_s
+        is_lost = at - arrived_at + own_s > self._ttft_s
+        return arrived_at + self._ttft_s + is_lost * (YIELD_S + YIELD * own_s)
+
+    def earned_s(self, num_decodes: int, *, is_long: bool) -> float:
+        """What one step with so many decodes gives to prompts."""
+        decodes_s = self.costs.decodes_s(num_decodes)
+        if is_long:
+            return min(max(self._tpot_s - decodes_s, FLOOR * decodes_s), LONG_SHARE * decodes_s)
+        return max(self._tpot_s - decodes_s, FLOOR * decodes_s)
+
+    def tokens(self, num_decodes: int, budget: int, *, is_long: bool) -> int:
+        """How many the next step may compute, at most `budget`; `is_long` is said of the prompt whose turn it is.
+
+        To be asked once per step that has a prompt: each time something is earned.
+        """
+        if not num_decodes or not self.costs.decode_s or self._tpot_s == inf:
+            self._account_s = 0.0
+            return budget
+        earned_s = self.earned_s(num_decodes, is_long=is_long)
+        self._account_s = min(self._account_s + earned_s, earned_s)
+        if self._account_s <= 0.0:
+            return 0
+        tokens = int(min(budget, self._account_s / max(self.costs.prefill_s, 1e-9)))
+        if tokens >= PIECE:
+            tokens -= tokens % PIECE
+        return min(budget, max(tokens, FINEST if is_long else PIECE))
+
+    def took(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
+        """What a step computed, and how long that took."""
+        self.costs.learn(num_decodes, num_prefill_tokens, seconds)
+        if num_decodes:
+            self._account_s -= self.costs.prefill_s * num_prefill_tokens
+
+
+def _within(value: float, bound: float) -> float:
+    return max(-bound, min(value, bound))

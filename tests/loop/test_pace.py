@@ -1,0 +1,206 @@
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hitsend.serve.loop.messages import Submit
+from hitsend.serve.loop.pace import FINEST, FLOOR, PIECE, Pace, StepCosts
+from hitsend.serve.loop.roster import LoopLimits
+from tests.loop.driven import Driven, submit
+from tests.loop.simulated import (
+    DECODE_S,
+    OUTPUT_TOKENS,
+    PREFILL_S,
+    SAMPLING,
+    STEP_S,
+    CostlyDecoder,
+    Simulated,
+    percentile,
+)
+
+BUDGET = 512
+UNPACED = LoopLimits(tpot_target_s=math.inf, ttft_target_s=math.inf)
+
+
+def seconds(decodes, prefill):
+    return STEP_S + DECODE_S * decodes + PREFILL_S * prefill
+
+
+def taught(target_s=0.1, ttft_s=2.0, steps=400, noise=None):
+    """A pace that has seen steps of all kinds."""
+    pace, rng = Pace(target_s, ttft_s), random.Random(1)
+    for _ in range(steps):
+        decodes, prefill = rng.randrange(1, 33), rng.choice([0, 0, 0, 64, 128])
+        pace.costs.learn(decodes, prefill, seconds(decodes, prefill) * (noise(rng) if noise else 1.0))
+    return pace
+
+
+def test_the_costs_of_a_steady_machine_are_found():
+    costs = taught(steps=4000).costs
+    for decodes in (1, 4, 8, 16, 32):
+        assert costs.decodes_s(decodes) == pytest.approx(seconds(decodes, 0), rel=0.1)
+    assert costs.prefill_s == pytest.approx(PREFILL_S, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_took_ten_times_as_long_now_and_then_are_no_lesson(seed):
+    rng = random.Random(seed)
+
+    def noise(_):
+        return rng.uniform(0.8, 1.25) * (10.0 if rng.random() < 0.02 else 1.0)
+
+    costs = taught(noise=noise, steps=1000).costs
+    assert costs.decodes_s(8) == pytest.approx(seconds(8, 0), rel=0.4)
+    assert costs.prefill_s == pytest.approx(PREFILL_S, rel=0.4)
+
+
+def test_one_hiccup_moves_an_estimate_by_a_twentieth_at_most():
+    costs = taught().costs
+    before_s = costs.decodes_s(8)
+    costs.learn(8, 0, 30.0)
+    assert costs.decodes_s(8) <= before_s * 1.06
+    prefill_s = costs.prefill_s
+    costs.learn(8, 64, 30.0)
+    assert costs.prefill_s <= prefill_s * 1.06
+
+
+def test_a_machine_that_gets_slower_is_followed():
+    costs = taught().costs
+    for _ in range(160):
+        costs.learn(8, 0, 3 * seconds(8, 0))
+        costs.learn(8, 64, 3 * seconds(8, 64))
+    assert costs.decodes_s(8) == pytest.approx(3 * seconds(8, 0), rel=0.15)
+    assert costs.prefill_s == pytest.approx(3 * PREFILL_S, rel=0.2)
+
+
+def test_the_costs_never_become_negative():
+    costs = StepCosts()
+    for decodes, prefill, took in ((8, 0, 1.0), (1, 64, 0.0), (1, 0, 0.0), (8, 64, 0.0), (32, 0, 0.0)):
+        for _ in range(50):
+            costs.learn(decodes, prefill, took)
+            assert min(costs.fixed_s, costs.decode_s, costs.prefill_s) >= 0.0
+
+
+def test_without_decodes_prompts_have_the_whole_budget():
+    assert taught().tokens(0, BUDGET, is_long=True) == BUDGET
+    assert Pace(0.1, 2.0).tokens(8, BUDGET, is_long=False) == BUDGET  # nothing is known yet
+    assert taught(math.inf).tokens(32, BUDGET, is_long=True) == BUDGET
+
+
+TAUGHT = taught().costs
+
+
+def first_tokens(decodes, target_s, *, is_long):
+    pace = Pace(target_s, 2.0)
+    pace.costs = TAUGHT
+    return pace.tokens(decodes, BUDGET, is_long=is_long)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_tighter_target_never_means_more(is_long):
+    told = [first_tokens(8, target_s, is_long=is_long) for target_s in (0.01, 0.05, 0.1, 0.2, 0.5, 2.0)]
+    assert told == sorted(told)
+
+
+def test_more_decodes_never_mean_more_of_a_short_prompt():
+    told = [first_tokens(decodes, 0.5, is_long=False) for decodes in range(1, 65)]
+    assert told == sorted(told, reverse=True)
+    assert told[0] > told[-1]
+
+
+def test_chunks_end_at_whole_pieces_but_for_long_prompts():
+    for decodes in range(1, 65):
+        for target_s in (0.02, 0.1, 0.3, 1.0):
+            assert first_tokens(decodes, target_s, is_long=False) % PIECE == 0
+            fine = first_tokens(decodes, target_s, is_long=True)
+            assert fine % PIECE == 0 or FINEST <= fine < PIECE
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    decodes=st.integers(1, 64),
+    target_s=st.floats(0.001, 3.0),
+    scale=st.floats(0.001, 100.0),
+    is_long=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_neither_prompts_nor_decodes_starve(decodes, target_s, scale, is_long, seed):
+    """Whatever the machine: what prompts take lies between what is promised to them and what is promised to others."""
+    rng, pace = random.Random(seed), Pace(target_s, 2.0)
+    prefill_s = decode_s = most_s = 0.0
+    for number in range(2000):
+        tokens = pace.tokens(decodes, BUDGET, is_long=is_long) if number > 20 else (0 if number else BUDGET)
+        took_s = scale * seconds(0 if number == 0 else decodes, tokens) * rng.uniform(0.9, 1.1)
+        pace.took(0 if number == 0 else decodes, tokens, took_s)
+        if number > 200:
+            prefill_s += scale * PREFILL_S * tokens
+            decode_s += scale * seconds(decodes, 0)
+            most_s = max(most_s, scale * PREFILL_S * tokens)
+    alone_s = scale * seconds(decodes, 0)
+    assert prefill_s + most_s >= 0.6 * FLOOR * decode_s or prefill_s >= 0.6 * 1800 * scale * PREFILL_S * BUDGET
+    share_s = max(target_s - alone_s, FLOOR * alone_s)
+    assert prefill_s <= 1.5 * 1800 * share_s + most_s + 0.25 * decode_s
+
+
+class FineDecoder(CostlyDecoder):
+    """Chunks of less than a piece cost more per token, and a call of their own: as measured."""
+
+    def decode(self, batch):
+        sizes = np.bincount(batch.slots)
+        self.clock.advance(sum(STEP_S + (int(size) % PIECE) * PREFILL_S * 0.4 for size in sizes[sizes > 1]))
+        return super().decode(batch)
+
+
+def arrival(at, name, prompt_tokens, max_tokens):
+    prompt = tuple(random.Random(name).choices(range(1, 8), k=prompt_tokens))
+    return at, Submit(name, prompt, SAMPLING, (1,), max_tokens, 600.0)
+
+
+def beside(extra, limits=None):
+    decodes = [arrival(0.0, f"d{number}", 64, 300) for number in range(8)]
+    return Simulated([*decodes, *extra], cells_per_slot=8192, limits=limits, decoder=FineDecoder)
+
+
+def test_a_prompt_of_4000_tokens_raises_the_p99_between_tokens_of_eight_decodes_to_twice_at_most():
+    alone, together = beside([]), beside([arrival(3.0, "long", 4000, 10)])
+    assert percentile(together.gaps_s("d"), 0.99) <= 2.0 * percentile(alone.gaps_s("d"), 0.99)
+    unpaced = beside([arrival(3.0, "long", 4000, 10)], UNPACED)
+    assert percentile(unpaced.gaps_s("d"), 0.99) > 10 * percentile(alone.gaps_s("d"), 0.99)
+    # and it is done in bounded time: no more than five times what it takes alone
+    assert together.ttft_s["long"] <= 5 * 4000 * PREFILL_S
+    assert together.done["long"].num_output_tokens == 10
+
+
+def test_a_short_prompt_passes_a_long_one_that_cannot_be_on_time():
+    both = [arrival(3.0, "long", 4000, 10), arrival(3.5, "short", 128, 10)]
+    assert beside(both).ttft_s["short"] < 2.0
+    assert beside(both, UNPACED).ttft_s["short"] > 5.0
+
+
+def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one_for_ever():
+    short = [arrival(3.0 + number / 4, f"short{number}", 64, 2) for number in range(400)]
+    ran = Simulated([arrival(2.9, "long", 4000, 10), *short], cells_per_slot=8192, decoder=FineDecoder)
+    assert ran.ended_s["long"] < 100
+    assert {done.reason for done in ran.done.values()} == {"length"}
+
+
+def test_pacing_costs_no_throughput_when_32_come_at_once():
+    burst = [arrival(0.0, f"r{number}", 128, OUTPUT_TOKENS) for number in range(96)]
+    ends = [max(ran.ended_s.values()) for ran in (Simulated(burst), Simulated(burst, limits=UNPACED))]
+    assert ends[0] <= 1.02 * ends[1]
+
+
+def test_a_late_prompt_has_the_whole_budget():
+    driven = Driven(num_slots=4, cells_per_slot=512, limits=LoopLimits(tpot_target_s=0.001, ttft_target_s=2.0))
+    driven.handle(submit("a", 5, max_tokens=200))
+    for _ in range(5):
+        driven.step()
+    driven.handle(submit("b", 300))
+    reports = driven.step()
+    assert {row.request_id: row.prefill_tokens for row in reports[-1].rows}["b"] == PIECE
+    driven.clock.advance(1.1)
+    reports = driven.step()
+    assert {row.request_id: row.prefill_tokens for row in reports[-1].rows}["b"] == 300 - PIECE
