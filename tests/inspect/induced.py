@@ -105,12 +105,12 @@ async def nothing(_: Load) -> None:
 
 
 async def long_among_decodes(load: Load) -> None:
-    """Four answers being written, and now and then somebody's long prompt."""
+    """Four answers being written, and now and then somebody's prompt in one piece, as where nobody paces it."""
 
     async def long_prompt() -> None:
         while True:
             await asyncio.sleep(1.5)
-            await load.ask(900, 2)
+            await load.ask(450, 2)
 
     await asyncio.gather(*load.clients(4, 10, 400), long_prompt())
 
@@ -196,9 +196,9 @@ SCENARIOS = (
     Scenario("tiny-kv", "kv_memory_bound", UNIFIED, clients(12, 180, 40)),
     Scenario("preemption", "preemption", UNIFIED, clients(12, 10, 400)),
     Scenario("tiny-context", "context_too_small", sets(num_slots=4, context=256), clients(4, 400, 16)),
-    Scenario("huge-prompts", "prefill_bound", sets(num_slots=4, context=2048), clients(2, 1200, 2)),
-    Scenario("long-among-decodes", "long_prefills", SMALL, long_among_decodes),
-    Scenario("wide-decode", "decode_bound", sets(num_slots=24, context=1024), clients(20, 10, 600), settle_s=5.0),
+    Scenario("huge-prompts", "prefill_bound", sets(num_slots=4, context=2048, step_tokens=128), clients(2, 500, 2)),
+    Scenario("long-among-decodes", "long_prefills", (*SMALL, *sets(tpot_target_s=60)), long_among_decodes),
+    Scenario("wide-decode", "decode_bound", sets(num_slots=24, context=1024), clients(20, 10, 600), settle_s=6.0),
     Scenario(
         "slow-readers",
         "slow_clients",

@@ -176,10 +176,13 @@ def _embedded(window: Window, local: _Local) -> dict[str, Any]:
         """A few looks see less than all steps do; but where none were made, only the looks are left."""
         return max(local.mean(gauge), over(local.grew(counter), model_s) or 0.0)
 
+    steps = _steps(local)
+    # at the end of a step those that it finished run no more: who took part tells better how full the slots were
+    running = max(level("hitsend_requests_running", "hitsend_running_seconds_total"), steps["width"] or 0.0)
     return {
         "is_up": all(window.last.total("hitsend_engine_up", engine=name) != 0 for name in local.names),
         "restarts": local.grew("hitsend_engine_restarts_total"),
-        "running": level("hitsend_requests_running", "hitsend_running_seconds_total"),
+        "running": running,
         "waiting": level("hitsend_requests_waiting", "hitsend_waiting_seconds_total"),
         "paused": local.mean("hitsend_requests_paused"),
         "slots": slots,
@@ -188,7 +191,7 @@ def _embedded(window: Window, local: _Local) -> dict[str, Any]:
         "busy": min(1.0, model_s / window.seconds),
         "threads": local.mean("hitsend_engine_threads"),
         "threads_waiting": over(window.grew("hitsend_process_cpu_wait_seconds_total", process="engine"), model_s),
-    } | _steps(local)
+    } | steps
 
 
 def _steps(local: _Local) -> dict[str, Any]:

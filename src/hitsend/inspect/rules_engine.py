@@ -144,8 +144,8 @@ def long_prefills(now: Figures, baseline: Baseline | None) -> Finding | None:
                 ("prompts' part of the time", now.prefill_share, "share"),
             ),
         ),
-        change="Compute prompts in smaller pieces: lower engine.step_tokens (vLLM: max_num_batched_tokens, SGLang: "
-        "chunked-prefill-size).",
+        change="Compute prompts in smaller pieces: lower engine.tpot_target_s or engine.step_tokens (vLLM: "
+        "max_num_batched_tokens, SGLang: chunked-prefill-size).",
         effect=f"Half as many tokens per step make the pauses about {longest / 2:.2f} s instead of {longest:.2f} s; "
         "first tokens of long prompts come a little later.",
         measure="p99 of hitsend_inter_token_latency_seconds against its median, before and after.",
