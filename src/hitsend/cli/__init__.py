@@ -23,7 +23,7 @@ COMMANDS = {
     "chat": "Talk with the model in this terminal.",
     "load": "Load any OpenAI-compatible server and measure it.",
     "inspect": "Show one request's flight record, or list the recent ones.",
-    "replay": "Run a recorded request again, with a changed setting, and show the first difference.",
+    "replay": "Run a recorded request again; show where it differs.",
     "diagnose": "Say what the bottleneck is, from a server's metrics.",
     "keys": "Create, list, change, rotate and revoke API keys.",
     "orgs": "Organisations: what is granted to them.",

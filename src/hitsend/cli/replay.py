@@ -38,7 +38,7 @@ def replay(
     key: options.Key = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a recorded request again, perhaps with a changed setting, and show the first difference."""
+    """Run a recorded request again, perhaps with a changed setting; show where it differs."""
     path, fields = Path(what), changed(changes or [])
     export = read_export(path.read_bytes(), what) if path.is_file() else None
     found = asyncio.run(_replay(export, what, fields, url or options.DEFAULT_URL, key))

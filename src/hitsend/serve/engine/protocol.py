@@ -166,11 +166,11 @@ class StepFigures(msgspec.Struct, frozen=True):
     output_tokens: int
     step_s: float
     decode_s: float
+    drafts: tuple[Drafted, ...] = ()
     sequences: int = 0
     running: int = 0
     waiting: int = 0
     cells_used: int = 0
-    drafts: tuple[Drafted, ...] = ()
 
 
 class EngineState(msgspec.Struct, frozen=True):
