@@ -1,7 +1,7 @@
 """The rules of `hitsend diagnose`, from what breaks service to what merely bounds it.
 
 Enters: nothing. Leaves: `RULES`. Always true: their order is the order of findings: what stands first explains what
-follows (a queue behind paused requests is the slow clients' doing). Next: `diagnose.py`.
+follows (a queue behind paused requests is the slow clients' doing; a stolen core slows tokens, and adds no prompts). Next: `diagnose.py`.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ RULES: tuple[Rule, ...] = (
     kv_memory_bound,
     queue_bound,
     long_prefills,
-    engine_starved,
     prefix_cache_missing,
     prefill_bound,
+    engine_starved,
     decode_bound,
 )
 """In the order in which they are asked, and in which their findings are shown."""
