@@ -1,7 +1,8 @@
 """The rules of `hitsend diagnose`, from what breaks service to what merely bounds it.
 
 Enters: nothing. Leaves: `RULES`. Always true: their order is the order of findings: what stands first explains what
-follows (a queue behind paused requests is the slow clients' doing; a stolen core slows tokens, and adds no prompts). Next: `diagnose.py`.
+follows (a queue behind paused requests is the slow clients' doing; a stolen core slows tokens, and adds no prompts).
+Next: `diagnose.py`.
 """
 
 from collections.abc import Callable

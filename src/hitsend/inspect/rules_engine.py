@@ -237,8 +237,10 @@ def decode_bound(now: Figures, baseline: Baseline | None) -> Finding | None:
     tpot, evidence = slow_tpot(baseline), []
     rate = now.output_per_s or 0.0
     is_full = (now.busy or 0.0) >= SATURATED.value and (now.width or 0.0) >= WIDE.value
-    if now.tpot_s is not None and now.tpot_s >= tpot.value:
-        evidence.append(at_least("mean time per output token", now.tpot_s, "s", tpot))
+    # of long answers none may have ended yet: a step without prompts is a token of each
+    token_s = now.tpot_s if now.tpot_s is not None else now.decode_step_s
+    if token_s is not None and token_s >= tpot.value:
+        evidence.append(at_least("mean time per output token", token_s, "s", tpot))
     if baseline is not None and baseline.most_per_s is not None and rate >= MOST.value * baseline.most_per_s:
         most = Threshold(
             round(MOST.value * baseline.most_per_s, 2), f"{MOST.value:.0%} of the most in {baseline.source}"
