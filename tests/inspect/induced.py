@@ -187,6 +187,7 @@ prices = {{ input = 1.0, output = 1.0 }}
 
 SMALL = sets(num_slots=8, context=2048)
 UNIFIED = sets(kv_mode="unified", num_slots=16, kv_budget_bytes=1024 * CELL_BYTES, context=1024)
+TINY = sets(kv_mode="unified", num_slots=16, kv_budget_bytes=512 * CELL_BYTES, context=512, reserve_tokens=8)
 SCENARIOS = (
     Scenario("healthy", "healthy", SMALL, clients(1, 12, 24, pause_s=0.3)),
     Scenario("healthy-two", "healthy", SMALL, clients(2, 20, 60, pause_s=0.2)),
@@ -195,7 +196,7 @@ SCENARIOS = (
     Scenario("few-slots", "queue_bound", sets(num_slots=1, context=1024), clients(6, 12, 40)),
     Scenario("queue-refuses", "queue_bound", sets(num_slots=2, context=1024, max_waiting=1), clients(12, 12, 60)),
     Scenario("tiny-kv", "kv_memory_bound", UNIFIED, clients(12, 180, 40)),
-    Scenario("preemption", "preemption", UNIFIED, clients(12, 10, 400)),
+    Scenario("preemption", "preemption", TINY, clients(12, 10, 400)),
     Scenario("tiny-context", "context_too_small", sets(num_slots=4, context=256), clients(4, 400, 16)),
     Scenario("huge-prompts", "prefill_bound", sets(num_slots=4, context=2048, step_tokens=128), clients(2, 500, 2)),
     Scenario("long-among-decodes", "long_prefills", (*SMALL, *sets(tpot_target_s=60)), long_among_decodes),
