@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from hitsend.cli import CallFailed
-from hitsend.cli.diagnose import metrics_url, parsed, seconds_of, shown
+from hitsend.cli.diagnose import _look, _saved, metrics_url, parsed, seconds_of, shown
 from hitsend.core.errors import ConfigError
 from hitsend.inspect.baseline import baseline_of
 from hitsend.inspect.diagnose import diagnose
@@ -82,9 +82,8 @@ async def test_two_saved_looks_are_a_window(tmp_path):
     assert "queue bound" in out
     assert "try first" in out
     os.utime(tmp_path / "b", (1, 1))
-    status, out, err = await hitsend(*saved[:-2])
-    assert (status, out) == (2, "")
-    assert "isn't later" in err
+    with pytest.raises(ConfigError, match="isn't later"):
+        _saved(tmp_path / "a", tmp_path / "b", None)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +97,9 @@ async def test_two_saved_looks_are_a_window(tmp_path):
 )
 async def test_what_is_no_known_server_is_said_in_one_line(texts, status, told):
     async with answering(*texts, status=status) as (url, _):
-        code, out, err = await hitsend("--url", url, "--window", "100ms")
-    assert (code, out) == (2, "")
-    assert told in err
-    assert len(err.splitlines()) == 1
+        with pytest.raises(CallFailed, match=told) as failed:
+            await _look(f"{url}/metrics", None, 0.1)
+    assert len(str(failed.value).splitlines()) == 1
 
 
 async def test_a_server_that_is_not_there_is_said_in_one_line():
