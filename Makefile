@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill drill-diagnose lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -138,6 +138,9 @@ bench-speculation: dev ## drafts from a sequence's own text: what they gain wher
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
 	@$(BIN)/python -m tests.drills $(ARGS)
+
+drill-diagnose: dev ## make bottlenecks on purpose, and see whether hitsend diagnose names them (ARGS="--only tiny-kv")
+	@$(BIN)/python -m tests.inspect.induced $(ARGS)
 
 docs: dev ## write the generated pages again
 	@$(BIN)/hitsend config docs > docs/settings.md

@@ -122,12 +122,15 @@ def test_text_thoughts_and_calls_are_captured_apart_and_only_where_asked() -> No
         Delta(0, text="b", tool_calls=(ToolCallDelta(1, "c2", "g", "{"),)),
     )
     kept, silent = (Flight("r", HandClock(), keep_text=keeps) for keeps in (True, False))
-    for piece in pieces:
-        kept.capture_output(piece)
-        silent.capture_output(piece)
+    for flight in (kept, silent):
+        for piece in pieces:
+            flight.capture_output(piece)
+        flight.capture_tokens(0, (7, 8))
+        flight.capture_tokens(0, (9,))
     shown = kept.snapshot()
     assert shown["output_text"] == {"0": "ab", "1": "other"}
     assert shown["output_reasoning"] == {"0": "hmm"}
+    assert shown["output_token_ids"] == {"0": [7, 8, 9]}
     assert shown["output_tool_calls"] == {
         "0": [{"id": "c1", "name": "f", "arguments": '{"x": 1}'}, {"id": "c2", "name": "g", "arguments": "{"}]
     }

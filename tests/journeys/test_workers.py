@@ -103,6 +103,16 @@ def test_the_figures_add_up_over_all_processes(served: Served) -> None:
         assert metric(text, "hitsend_tokens_output_total") == produced + discarded
         assert metric(text, "hitsend_http_requests_total", route="/v1/chat/completions", code="200") == len(found)
         assert metric(text, "hitsend_holds_open") == 0
+        spent = metric(text, "hitsend_request_seconds_sum")
+        assert metric(text, "hitsend_segment_seconds_total") == pytest.approx(spent, rel=0.01)
+
+    def processes(text: str) -> dict[str, float]:
+        return {name: metric(text, "hitsend_processes", process=name) for name in ("edge", "text", "engine")}
+
+    # a gateway that is slow to answer is left out of one look
+    text = until(lambda: served.text("/metrics"), lambda text: processes(text)["edge"] == NUM)
+    assert processes(text) == {"edge": NUM, "text": NUM, "engine": 1}
+    assert metric(text, "hitsend_process_cpu_seconds_total", process="edge") > 0
     # fresh connections went to several processes, and each has the record of every request
     assert all(served.record(request_id)["state"] == "finished" for request_id in ids)
 

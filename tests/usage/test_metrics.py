@@ -1,10 +1,15 @@
+import os
+
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hitsend.core.drafts import Drafted
+from hitsend.core.segments import SEGMENTS
 from hitsend.serve.engine.protocol import EngineState, StepFigures
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.metrics import MAX_MODELS, MAX_ROUTES, Metrics
+from hitsend.serve.usage.processes import ProcessTime, read_processes
 
 
 def samples(metrics):
@@ -58,6 +63,55 @@ def test_a_request_shows_in_every_series():
     assert found[("hitsend_cost_microusd_total", model)] == 1735
     assert found[("hitsend_request_errors_total", ("code", "client_gone"))] == 1
     assert found[("hitsend_requests_cancelled_total", ("during", "waiting"))] == 1
+
+
+def test_where_requests_spent_time_adds_up_to_theirs():
+    metrics = Metrics()
+    spent = tuple(float(number) for number in range(len(SEGMENTS)))
+    for _ in range(2):
+        metrics.observe_request(RequestFigures(model="m", wall_s=sum(spent), segments_s=spent))
+    found = samples(metrics)
+    assert found[("hitsend_segment_seconds_total", ("model", "m"), ("segment", "wait"))] == 2 * SEGMENTS.index("wait")
+    by_segment = [value for name, value in found.items() if name[0] == "hitsend_segment_seconds_total"]
+    assert sum(by_segment) == found[("hitsend_request_seconds_sum", ("model", "m"))]
+
+
+def test_steps_are_told_apart_by_what_was_in_them():
+    metrics = Metrics()
+    metrics.observe_step(StepFigures(12, 0, 1, 0.2, 0.25, sequences=2, running=2, waiting=4, cells_used=100))
+    metrics.observe_step(StepFigures(0, 4, 4, 0.1, 0.5, sequences=4, running=4, waiting=0, cells_used=200))
+    metrics.observe_step(StepFigures(8, 4, 4, 0.1, 1.0, sequences=5, running=5, waiting=0, cells_used=200))
+    found = samples(metrics)
+    engine = ("engine", "embedded")
+    assert [
+        found[("hitsend_phase_seconds_total", engine, ("phase", each))] for each in ("prefill", "decode", "mixed")
+    ] == [
+        0.25,
+        0.5,
+        1.0,
+    ]
+    assert found[("hitsend_phase_steps_total", engine, ("phase", "mixed"))] == 1
+    assert found[("hitsend_step_sequences_total", engine)] == 11
+    assert found[("hitsend_waiting_seconds_total", engine)] == 1.0
+    assert found[("hitsend_running_seconds_total", engine)] == 0.5 + 2.0 + 5.0
+    assert found[("hitsend_cell_seconds_total", engine)] == 25.0 + 300.0
+
+
+def test_a_process_that_is_started_again_counts_on():
+    metrics = Metrics()
+    metrics.set_processes([ProcessTime("engine", 7, 5.0, 1.0), ProcessTime("edge", 1, 2.0, None)])
+    metrics.set_processes([ProcessTime("engine", 7, 6.0, 0.5), ProcessTime("edge", 2, 1.0, None)])
+    found = samples(metrics)
+    assert found[("hitsend_process_cpu_seconds_total", ("process", "engine"))] == 6.0
+    assert found[("hitsend_process_cpu_seconds_total", ("process", "edge"))] == 3.0
+    assert found[("hitsend_process_cpu_wait_seconds_total", ("process", "engine"))] == 1.0
+    assert ("hitsend_process_cpu_wait_seconds_total", ("process", "edge")) not in found
+
+
+def test_processes_are_read_and_those_that_are_gone_are_left_out():
+    (mine,) = read_processes(("edge", os.getpid()), ("engine", None), ("text", 2**22 + 1))
+    assert mine.process == "edge"
+    assert mine.cpu_s == pytest.approx(sum(os.times()[:2]), abs=0.1)
 
 
 def test_the_engines_figures_are_taken_over_and_counters_never_fall():

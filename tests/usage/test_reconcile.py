@@ -24,6 +24,7 @@ class Steps:
         self.prefill_tokens, self.output_tokens, self.decode_tokens = prefill, output, output
         self.step_s = self.decode_s = 0.0
         self.drafts = ()
+        self.sequences = self.running = self.waiting = self.cells_used = 0
 
 
 class State:

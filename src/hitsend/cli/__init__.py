@@ -3,8 +3,8 @@
 Enters: arguments. Leaves: an exit status; answers and `--json` documents on stdout, everything for the eye on stderr.
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
-a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `config.py`,
-`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`, `engines.py`.
+a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `replay.py`,
+`diagnose.py`, `config.py`, `keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`, `engines.py`.
 """
 
 import importlib
@@ -23,6 +23,8 @@ COMMANDS = {
     "chat": "Talk with the model in this terminal.",
     "load": "Load any OpenAI-compatible server and measure it.",
     "inspect": "Show one request's flight record, or list the recent ones.",
+    "replay": "Run a recorded request again; show where it differs.",
+    "diagnose": "Say what the bottleneck is, from a server's metrics.",
     "keys": "Create, list, change, rotate and revoke API keys.",
     "orgs": "Organisations: what is granted to them.",
     "apps": "Applications: what is granted to them.",

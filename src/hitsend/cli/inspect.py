@@ -7,9 +7,11 @@ Enters: a request id, or nothing. Leaves: that request's record, or a list of th
 import asyncio
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
+import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -18,6 +20,7 @@ from rich.text import Text
 from hitsend.cli import CallFailed, options
 from hitsend.cli.client import Client
 from hitsend.cli.waterfall import draw, money
+from hitsend.inspect.replay import export_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,14 +34,22 @@ def inspect(
     explain: Annotated[
         bool, typer.Option("--explain", help="Where its time and money went, and what would have changed it.")
     ] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write what `hitsend replay` needs of it.")
+    ] = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Without texts in the export, only token ids.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many recent requests.")] = 20,
 ) -> None:
     """Show one request's flight record, or list the recent ones."""
     path = f"/inspect/requests/{quote(request_id, safe='')}" if request_id else f"/inspect/requests?limit={limit}"
     if explain and not request_id:
         raise CallFailed("--explain: which request? Give its id")
+    if export is not None and (not request_id or explain):
+        raise CallFailed("--export: of which request? Give its id, without --explain")
     document = asyncio.run(_get(url or options.DEFAULT_URL, key, path + ("/explain" if explain else "")))
-    if as_json:
+    if export is not None:
+        export.write_bytes(msgspec.json.encode(export_of(document, has_texts=not redact)))
+    elif as_json:
         print(json.dumps(document, ensure_ascii=False))
     elif explain:
         Console().print(explained(document))

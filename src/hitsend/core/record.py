@@ -6,6 +6,7 @@ events beyond `max_steps` are counted and keep feeding the segments, but are not
 captured. Next: `serve/pipeline.py`, which records.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -58,6 +59,7 @@ class Flight:
         self.output_text: dict[int, list[str]] = {}
         self.output_reasoning: dict[int, list[str]] = {}
         self.output_calls: dict[int, dict[int, CapturedCall]] = {}
+        self.output_token_ids: dict[int, list[int]] = {}
         self.cells_total: int | None = None
         self._clock = clock
         self._max_steps = max_steps
@@ -125,6 +127,11 @@ class Flight:
             call = calls.setdefault(piece.index, CapturedCall())
             call.id, call.name = call.id or piece.id, call.name or piece.name
             call.arguments += piece.arguments
+
+    def capture_tokens(self, choice: int, token_ids: Iterable[int]) -> None:
+        """Keep what was sampled, where capture is on: `hitsend replay` compares it."""
+        if self.keep_text:
+            self.output_token_ids.setdefault(choice, []).extend(token_ids)
 
     def close(self) -> None:
         """Stop the clock. Later events are still kept but no longer change the wall time."""
@@ -198,6 +205,8 @@ class Flight:
         for name, found in (("output_text", self.output_text), ("output_reasoning", self.output_reasoning)):
             if found:
                 kept[name] = {str(choice): "".join(parts) for choice, parts in found.items()}
+        if self.output_token_ids:
+            kept["output_token_ids"] = {str(choice): ids for choice, ids in self.output_token_ids.items()}
         if self.output_calls:
             calls = self.output_calls.items()
             kept["output_tool_calls"] = {str(choice): list(each.values()) for choice, each in calls}

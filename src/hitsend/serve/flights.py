@@ -165,6 +165,7 @@ def figures(flight: Flight) -> RequestFigures:
         has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
         request_id=flight.request_id,
         refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
+        segments_s=tuple(ms / 1000.0 for ms in spent.values()),
     )
 
 

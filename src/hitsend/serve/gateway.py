@@ -25,6 +25,7 @@ from hitsend.serve.hub_words import Failed, Figures, Hello, Remember, Serving
 from hitsend.serve.link import Link
 from hitsend.serve.listener import check_exposure, server_of
 from hitsend.serve.logs import set_up_logs
+from hitsend.serve.usage.processes import read_processes
 
 
 def main(arguments: list[str]) -> None:
@@ -88,7 +89,10 @@ class _Own:
     def figures(self, number: int) -> Figures:
         """Its own figures."""
         now = self._own.state()
-        return Figures(number, os.getpid(), now["holds_open"], now["writes_waiting"], now["records_dropped"])
+        mine = read_processes(("edge", os.getpid()), ("text", now["text"]["pid"]))
+        return Figures(
+            number, os.getpid(), now["holds_open"], now["writes_waiting"], now["records_dropped"], processes=mine
+        )
 
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that it has."""

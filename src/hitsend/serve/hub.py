@@ -8,6 +8,7 @@ killed; when one is gone, what it had is aborted and given back, and nobody else
 import asyncio
 import contextlib
 import logging
+import os
 import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -50,6 +51,7 @@ from hitsend.serve.hub_words import (
 )
 from hitsend.serve.pools import adapters_of
 from hitsend.serve.usage.metrics import Metrics
+from hitsend.serve.usage.processes import read_processes
 from hitsend.serve.usage.report import Spending
 from hitsend.settings import Settings
 
@@ -193,6 +195,8 @@ class Hub:
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
         self._metrics.set_quota(self._quota.health())
+        own = read_processes(("supervisor", os.getpid()), ("engine", self.engine.state().pid))
+        self._metrics.set_processes((*own, *(process for each in figures for process in each.processes)))
         return self._metrics.render(is_openmetrics=asked.metrics == "openmetrics")
 
     async def _record(self, gateway: int, asked: AskRecord) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from hitsend.serve.engine.protocol import EngineState
 from hitsend.serve.usage.figures import RequestFigures
+from hitsend.serve.usage.processes import ProcessTime
 from hitsend.settings import Settings
 
 ENGINE, QUOTA, EMBEDDER, HOUSE = b"e", b"q", b"m", b"h"
@@ -94,6 +95,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     holds_open: int
     backlog: int
     records_dropped: int
+    processes: tuple[ProcessTime, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):

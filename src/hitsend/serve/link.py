@@ -132,6 +132,7 @@ class Link:
         engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
         gateways = [{"pid": each.pid, "holds_open": each.holds_open} for each in totals.gateways]
         shown |= {"holds_open": sum(each.holds_open for each in totals.gateways), "gateways": gateways}
+        del shown["num_threads"]
         shown |= {"writes_waiting": sum(each.backlog for each in totals.gateways)}
         shown |= {"records_dropped": sum(each.records_dropped for each in totals.gateways)}
         shown |= {"quota_holds_open": totals.quota_holds_open, "levels_kept": totals.levels_kept}

@@ -352,6 +352,7 @@ async def _assembled(
     assert isinstance(choice, Assembler)
     if isinstance(event, ChoiceDone):
         return None if choice.is_finished else choice.finish(FinishReason(event.reason))
+    flight.capture_tokens(event.choice, (token.token_id for token in event.sampled))
     delta, seen = choice.feed(event.sampled)
     for fact in seen:
         flight.record(fact)

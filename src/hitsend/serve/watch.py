@@ -4,6 +4,7 @@ Enters: every part that has figures. Leaves: the bodies of `/inspect/state`, `/h
 Always true: nothing here waits, and nothing of a request's text is in it. Next: `api/inspect.py`.
 """
 
+import os
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.stages import Stages
 from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
+from hitsend.serve.usage.processes import read_processes
 from hitsend.settings import Settings
 
 
@@ -53,7 +55,7 @@ class Watch:
         states = {name: msgspec.to_builtins(engine.state()) for name, engine in self._engines().items()}
         shown: dict[str, Any] = {
             name: sum(state[name] for state in states.values())
-            for name in ("running", "waiting", "cells_total", "cells_used", "slots_total", "slots_used")
+            for name in ("running", "waiting", "paused", "cells_total", "cells_used", "slots_total", "slots_used")
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
@@ -67,8 +69,9 @@ class Watch:
             for name, state in states.items()
             if (self._embedded is None or name != self._embedded.name) and name not in self._pooled
         }
+        text = {"pid": self._stages.text.pid}
         pool = {} if self._pool is None else {"pool": self._pool.state()}
-        return shown | {"engine": self._embedded_state(), "upstreams": upstreams} | pool
+        return shown | {"engine": self._embedded_state(), "text": text, "upstreams": upstreams} | pool
 
     def _elsewhere(self, name: str) -> dict[str, Any]:
         engine = self._engines()[name]
@@ -126,4 +129,6 @@ class Watch:
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())
+        computing = (("engine", engine.state().pid) for engine in self._engines().values())
+        self.metrics.set_processes(read_processes(("edge", os.getpid()), ("text", self._stages.text.pid), *computing))
         return OPENMETRICS_TYPE if is_openmetrics else CONTENT_TYPE, self.metrics.render(is_openmetrics=is_openmetrics)

@@ -51,6 +51,7 @@ class _Figures(msgspec.Struct):
     waiting: int = 0
     cells_used: int = 0
     slots_used: int = 0
+    paused: int = 0
     preemptions_total: int = 0
     check: str | None = None
     cells_cached: int = 0
@@ -193,6 +194,8 @@ class EmbeddedEngine:
             preemptions_total=figures.preemptions_total,
             progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
             check=figures.check,
+            paused=figures.paused,
+            num_threads=facts.num_threads if facts is not None else 0,
             cells_cached=figures.cells_cached,
             cache_bytes=figures.cache_bytes,
         )
@@ -226,6 +229,7 @@ class EmbeddedEngine:
         figures.running, figures.waiting = pulse.num_running, pulse.num_waiting
         figures.cells_used, figures.slots_used = pulse.cells_used, pulse.slots_used
         figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
+        figures.paused = pulse.num_paused
         figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
 
     def _stepped(self, report: StepReport) -> None:
@@ -244,6 +248,10 @@ class EmbeddedEngine:
                 output_tokens=sum(len(row.sampled) for row in report.rows),
                 step_s=report.ended_at - (figures.step_ended_at or report.started_at),
                 decode_s=report.decode_s,
+                sequences=batch.sequences,
+                running=report.num_running,
+                waiting=report.num_waiting,
+                cells_used=report.cells_used,
                 drafts=tuple(row.drafted for row in report.rows if row.drafted is not None),
             )
         )

@@ -157,6 +157,7 @@ class Generation(Protocol):
 class StepFigures(msgspec.Struct, frozen=True):
     """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model.
 
+    `sequences` took part in it; after it so many were `running` and `waiting`, with so many cells held.
     `decode_tokens` counts what stayed of what was computed; `drafts` tells what was guessed.
     """
 
@@ -166,10 +167,17 @@ class StepFigures(msgspec.Struct, frozen=True):
     step_s: float
     decode_s: float
     drafts: tuple[Drafted, ...] = ()
+    sequences: int = 0
+    running: int = 0
+    waiting: int = 0
+    cells_used: int = 0
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives."""
+    """For `/inspect/state`, `/metrics`, `/healthz`. `progress_age_s`: since the engine last proved that it lives.
+
+    `paused` of those that run have a client that doesn't read; `num_threads` compute (0: not here).
+    """
 
     is_ready: bool
     pid: int | None
@@ -183,6 +191,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions_total: int
     progress_age_s: float
     check: str | None = None
+    paused: int = 0
+    num_threads: int = 0
     cells_cached: int = 0
     cache_bytes: int = 0
 

@@ -225,6 +225,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     decode_tokens_total: int
     preemptions_total: int
     check: str | None = None
+    num_paused: int = 0
     cells_cached: int = 0
     cache_bytes: int = 0
 

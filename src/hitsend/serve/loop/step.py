@@ -164,6 +164,7 @@ class Loop:
             check="; ".join([*self._kv.check(computed, self._seats.kept()), *self._seats.problems()]) or None,
             cells_cached=self._kv.num_kept_cells,
             cache_bytes=self._seats.num_saved_bytes,
+            num_paused=sum(each.is_paused for each in self._roster.running),
         )
 
     # Commands

@@ -18,7 +18,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
     the times between following tokens of one choice. `error_code` is a ServeError's. `has_row`: it has a ledger row.
     `outcome`: how it stands to the objectives (`usage/objectives.py`), None where it isn't judged. `refused_by` names
-    the level and the limit that refused it.
+    the level and the limit that refused it. `segments_s`: where its time went, by `core.segments.SEGMENTS`.
     """
 
     model: str
@@ -42,6 +42,7 @@ class RequestFigures(msgspec.Struct, frozen=True):
     request_id: str | None = None
     outcome: str | None = None
     refused_by: tuple[str, str] | None = None
+    segments_s: tuple[float, ...] = ()
 
 
 class StepCounts(Protocol):
@@ -57,6 +58,14 @@ class StepCounts(Protocol):
     def step_s(self) -> float: ...  # noqa: D102
     @property
     def decode_s(self) -> float: ...  # noqa: D102
+    @property
+    def sequences(self) -> int: ...  # noqa: D102
+    @property
+    def running(self) -> int: ...  # noqa: D102
+    @property
+    def waiting(self) -> int: ...  # noqa: D102
+    @property
+    def cells_used(self) -> int: ...  # noqa: D102
     @property
     def drafts(self) -> tuple[Drafted, ...]: ...  # noqa: D102
 
@@ -84,6 +93,10 @@ class EngineFigures(Protocol):
     def preemptions_total(self) -> int: ...  # noqa: D102
     @property
     def progress_age_s(self) -> float: ...  # noqa: D102
+    @property
+    def paused(self) -> int: ...  # noqa: D102
+    @property
+    def num_threads(self) -> int: ...  # noqa: D102
 
 
 class BudgetFigures(Protocol):

@@ -8,7 +8,9 @@ whoever scrapes OpenMetrics gets it. Each name's meaning is its help text; `docs
 Next: `serve/app.py`.
 """
 
-from collections.abc import Callable
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -16,7 +18,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from hitsend.core.drafts import MAX_DRAFT
+from hitsend.core.segments import SEGMENTS
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
+from hitsend.serve.usage.processes import ProcessTime
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
@@ -67,6 +71,19 @@ class _ModelSeries(NamedTuple):
     discarded: Counter
     cost: Counter
     settled: Counter
+    segments: tuple[Counter, ...]
+
+    def add(self, figures: RequestFigures) -> None:
+        """What adds up."""
+        self.prompt.inc(figures.prompt_tokens)
+        self.completion.inc(figures.completion_tokens)
+        self.cached.inc(figures.cached_tokens)
+        self.reasoning.inc(figures.reasoning_tokens)
+        self.discarded.inc(figures.discarded_tokens)
+        self.cost.inc(figures.cost_microusd)
+        self.settled.inc(figures.has_row)
+        for segment, seconds in zip(self.segments, figures.segments_s, strict=False):
+            segment.inc(seconds)
 
 
 class Metrics:
@@ -77,11 +94,13 @@ class Metrics:
         self._model = _Bounded(MAX_MODELS)
         self._route = _Bounded(MAX_ROUTES)
         self._last: dict[tuple[str, str], int] = {}
+        self._last_s: dict[tuple[str, int], float] = {}
         self._series: dict[str, _ModelSeries] = {}
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._define_times()
         self._define_requests()
         self._define_engine()
+        self._define_work()
 
     def observe_request(self, figures: RequestFigures) -> None:
         """Count a request that has ended. Call once per request."""
@@ -112,13 +131,7 @@ class Metrics:
             self._refused.labels(*figures.refused_by).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
-        series.prompt.inc(figures.prompt_tokens)
-        series.completion.inc(figures.completion_tokens)
-        series.cached.inc(figures.cached_tokens)
-        series.reasoning.inc(figures.reasoning_tokens)
-        series.discarded.inc(figures.discarded_tokens)
-        series.cost.inc(figures.cost_microusd)
-        series.settled.inc(figures.has_row)
+        series.add(figures)
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
@@ -141,6 +154,17 @@ class Metrics:
                 self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
+        phase = "mixed" if figures.prefill_tokens and figures.decode_tokens else "decode"
+        phase = "prefill" if figures.prefill_tokens and not figures.decode_tokens else phase
+        self._phase_steps.labels(engine, phase).inc()
+        self._phase_s.labels(engine, phase).inc(figures.decode_s)
+        self._sequences.labels(engine).inc(figures.sequences)
+        for counter, number in (
+            (self._running_s, figures.running),
+            (self._waiting_s, figures.waiting),
+            (self._cell_s, figures.cells_used),
+        ):
+            counter.labels(engine).inc(number * figures.decode_s)
 
     def observe_upstream(self, engine: str, num_tokens: int) -> None:
         """Count the tokens that a request brought back from an upstream."""
@@ -156,6 +180,8 @@ class Metrics:
         self._cells_total.labels(engine).set(state.cells_total)
         self._slots_used.labels(engine).set(state.slots_used)
         self._slots_total.labels(engine).set(state.slots_total)
+        self._paused.labels(engine).set(state.paused)
+        self._threads.labels(engine).set(state.num_threads)
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
 
@@ -181,8 +207,18 @@ class Metrics:
         for outcome, total in (("unchecked", health.num_unchecked), ("refused", health.num_refused)):
             self._catch_up(self._quota_away.labels(outcome), ("quota_away", outcome), total)
 
+    def set_processes(self, found: Sequence[ProcessTime]) -> None:
+        """Take over what the server's processes have used (before each scrape)."""
+        for process, number in Tally(each.process for each in found).items():
+            self._processes.labels(process).set(number)
+        for each in found:
+            self._catch_up_s(self._cpu_s.labels(each.process), ("cpu " + each.process, each.pid), each.cpu_s)
+            if each.wait_s is not None:
+                self._catch_up_s(self._cpu_wait_s.labels(each.process), ("wait " + each.process, each.pid), each.wait_s)
+
     def render(self, *, is_openmetrics: bool = False) -> bytes:
         """The exposition text, of `CONTENT_TYPE`; or, with exemplars, of `OPENMETRICS_TYPE`."""
+        self._scraped_at.set(time.time())
         write: Callable[[CollectorRegistry], bytes] = openmetrics.generate_latest if is_openmetrics else generate_latest
         return write(self._registry)
 
@@ -217,6 +253,7 @@ class Metrics:
             discarded=self._discarded.labels(model),
             cost=self._cost.labels(model),
             settled=self._settled.labels(model),
+            segments=tuple(self._segment_s.labels(model, segment) for segment in SEGMENTS),
         )
 
     def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
@@ -224,6 +261,11 @@ class Metrics:
         last = self._last.get(key, 0)
         self._last[key] = total
         counter.inc(total - last if total >= last else total)
+
+    def _catch_up_s(self, counter: Counter, key: tuple[str, int], total_s: float) -> None:
+        # by process id: who is started again has another one; what falls lost a thread, which had been counted
+        counter.inc(max(0.0, total_s - self._last_s.get(key, 0.0)))
+        self._last_s[key] = total_s
 
     def _define_times(self) -> None:
         self._ttft_s = self._histogram(
@@ -297,6 +339,33 @@ class Metrics:
         self._model_bytes = self._gauge("hitsend_model_bytes", "Its predicted memory while it is loaded.")
         self._loads = self._counter("hitsend_model_loads", "Times that it was loaded.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
+
+    def _define_work(self) -> None:
+        """What `hitsend diagnose` reckons with."""
+        self._segment_s = self._counter("hitsend_segment_seconds", "Where requests spent time.", "model", "segment")
+        self._paused = self._gauge("hitsend_requests_paused", "Choices with cells whose client doesn't read.")
+        self._threads = self._gauge("hitsend_engine_threads", "Threads that compute.")
+        self._sequences = self._counter("hitsend_step_sequences", "Choices that took part in steps.", "engine")
+        self._phase_steps = self._counter(
+            "hitsend_phase_steps", "Steps with prompts only, answers only, or both (mixed).", "engine", "phase"
+        )
+        self._phase_s = self._counter("hitsend_phase_seconds", "Time of these inside the model.", "engine", "phase")
+        self._running_s, self._waiting_s, self._cell_s = (
+            self._counter(f"hitsend_{what}_seconds", f"{text}, times the time inside the model.", "engine")
+            for what, text in (
+                ("running", "Choices with cells"),
+                ("waiting", "Choices waiting for cells"),
+                ("cell", "KV cells held"),
+            )
+        )
+        self._processes = Gauge("hitsend_processes", "Processes of this server.", ["process"], registry=self._registry)
+        self._cpu_s = self._counter("hitsend_process_cpu_seconds", "Time that they were on a core.", "process")
+        self._cpu_wait_s = self._counter(
+            "hitsend_process_cpu_wait_seconds", "Time that their threads were ready and had no core.", "process"
+        )
+        self._scraped_at = Gauge(
+            "hitsend_scraped_at_seconds", "The server's time of these figures.", registry=self._registry
+        )
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *, label: Literal["model", "route"] = "model"
