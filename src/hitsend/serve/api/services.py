@@ -4,6 +4,7 @@ Enters: nothing. Leaves: types. Always true: the edge knows stages only by what 
 every route with a few lines of fakes. Next: `routes.py`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Literal, Protocol
 
@@ -15,12 +16,14 @@ from hitsend.core.events import LimitCheck
 from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.idempotency import IdempotencyStore
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 GatherFor = Literal["state", "metrics", "openmetrics"]
@@ -77,6 +80,8 @@ class RecordSummary(Protocol):
     def completion_tokens(self) -> int: ...  # noqa: D102
     @property
     def cost_microusd(self) -> int: ...  # noqa: D102
+    @property
+    def ttft_ms(self) -> float | None: ...  # noqa: D102
 
 
 class Records(Protocol):
@@ -86,8 +91,18 @@ class Records(Protocol):
         """A record's JSON; it holds `principal.key_id`."""
         ...
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
-        """The newest, newest first; only that key's, if given."""
+    async def list(
+        self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY
+    ) -> tuple[RecordSummary, ...]:
+        """The newest that are wanted, newest first; only that key's, if given."""
+        ...
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        """Of those that have ended and are wanted. Raises StorageFailed."""
+        ...
+
+    def under_way(self, key_id: str | None = None) -> tuple[Flight, ...]:
+        """Those that are open in this process; only that key's, if given."""
         ...
 
 
@@ -109,6 +124,11 @@ class StoredResponses(Protocol):
 
 class Text(Protocol):
     """Tokenising outside of a chat."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the ids of the model say that runs here."""
+        ...
 
     async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
         """Ids of a text; control spellings stay text unless asked for. Raises InvalidRequest."""
@@ -170,7 +190,8 @@ class Services(msgspec.Struct, frozen=True):
     where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
     looks, and never waits. `gather` is awaited before `state` and `render_metrics` are asked: it brings in what other
-    processes have of their figures.
+    processes have of their figures. `stopping` is set when the server begins to stop: what lasts as long as somebody
+    looks ends then.
     """
 
     clock: Clock
@@ -198,3 +219,4 @@ class Services(msgspec.Struct, frozen=True):
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
+    stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
