@@ -2,16 +2,17 @@
 // table in pages, percentiles that lead to the requests behind them.
 
 import { read, Refused } from "./api.js";
-import { byId, element, holding, line, link, money, number, plain, table, took, toRequest } from "./dom.js";
+import { byId, element, holding, line, link, money, number, plain, table, timeOf, took, toRequest } from "./dom.js";
 
 const FIELDS = ["name", "model", "finish_reason", "min_wall_ms", "min_cost_microusd"];
-const PAGE = 100;
+const PAGE = 50;
 const POLL_MS = 2000;
 const marked = new Set();
 let query = "";
 let next = null;
 let isPaged = false;
-let drawn = "";
+let drawn = ""; // what is on screen: what hasn't changed isn't drawn again
+let spreadDrawn = "";
 
 export async function showRequests(text) {
   if (text !== query || !drawn) {
@@ -22,14 +23,19 @@ export async function showRequests(text) {
   }
   if (isPaged) return POLL_MS;
   try {
-    const [found, percentiles] = await Promise.all([
-      read(`/inspect/requests?${new URLSearchParams([...new URLSearchParams(query), ["limit", PAGE]])}`),
-      read(`/inspect/percentiles?${query}`),
-    ]);
-    const seen = JSON.stringify([query, found, percentiles]);
+    const spreading = read(`/inspect/percentiles?${query}`);
+    spreading.catch(() => {}); // told below, when it is waited for
+    const found = await read(`/inspect/requests?${new URLSearchParams([...new URLSearchParams(query), ["limit", PAGE]])}`);
+    if (text !== query) return null; // another search was begun meanwhile
+    const seen = JSON.stringify([query, found]);
     if (seen !== drawn) {
       drawn = seen;
       draw(found, false);
+    }
+    const percentiles = await spreading;
+    const told = JSON.stringify([query, percentiles]);
+    if (text === query && told !== spreadDrawn) {
+      spreadDrawn = told;
       byId("percentiles").replaceChildren(...spread(percentiles));
     }
   } catch (error) {
@@ -72,7 +78,7 @@ function row(request) {
   const state = [request.state, request.error ?? (request.state === "finished" && request.finish_reason)].filter(Boolean).join(", ");
   const made = line(box, to, request.name, element("span", state, request.state === "failed" ? "bad" : ""), request.usage.prompt_tokens, request.usage.completion_tokens);
   for (const text of [request.ttft_ms?.toFixed(0) ?? "–", request.wall_ms.toFixed(0), money(request.cost_microusd)]) made.append(element("td", text, "n"));
-  made.append(element("td", new Date(request.received_at * 1000).toLocaleTimeString()));
+  made.append(element("td", timeOf(request.received_at)));
   return made;
 }
 

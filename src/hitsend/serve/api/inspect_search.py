@@ -36,7 +36,7 @@ async def requests(exchange: Exchange) -> None:
 
 
 async def percentiles(exchange: Exchange) -> None:
-    """How long the newest 10,000 that are meant took, with the request that stands at each percentile."""
+    """How long the newest 5,000 that are meant took, with the request that stands at each percentile."""
     wanted = _filter(query(exchange, *FILTERS))
     await exchange.answer_json(await exchange.services.records.percentiles(key_id=own_key(exchange), wanted=wanted))
 

@@ -17,7 +17,7 @@ from hitsend.core.errors import StorageFailed
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import RECORDS
 
-MOST_COUNTED = 10_000
+MOST_COUNTED = 5_000
 SHARES = (50, 75, 90, 95, 99)
 
 Place = tuple[float, str]
