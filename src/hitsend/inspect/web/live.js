@@ -57,7 +57,17 @@ function rate(value) {
   byId("live-rate").setAttribute("aria-label", `Output tokens a second: now ${value.toFixed(1)}, at most ${most.toFixed(1)} in the last minute`);
 }
 
-const colour = (id) => `who${[...id].reduce((sum, letter) => (sum * 31 + letter.charCodeAt(0)) % 997, 7) % 6}`;
+const COLOURS = 8;
+const colours = new Map(); // request id -> its colour, for as long as it is under way
+
+function colour(id) {
+  if (!colours.has(id)) {
+    const used = new Set(colours.values());
+    const free = [...Array(COLOURS).keys()].find((each) => !used.has(each));
+    colours.set(id, free ?? colours.size % COLOURS);
+  }
+  return `who${colours.get(id)}`;
+}
 
 function batch(step) {
   if (!step) {
@@ -92,6 +102,7 @@ function list(requests, step) {
     if (!present.has(id)) {
       row.remove();
       rows.delete(id);
+      colours.delete(id);
     }
   }
   for (const each of requests) {
