@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge bench-goodput bench-utilisation soak drill lock docs clean bench-refusals bench-isolation bench-search screenshots postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation bench-search screenshots postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -123,8 +123,20 @@ bench-search: dev ## how long a search takes with 50,000 flight records stored
 screenshots: dev ## the pictures of README and docs, from a real run in headless Chromium
 	@$(BIN)/python -m tests.inspect.screenshots $(ARGS)
 
+bench-cache-timing: dev ## can one tenant tell by the clock what another one asked
+	@$(BIN)/python -m bench.cache_timing $(ARGS)
+
+bench-overload: dev ## ten times the load that can be served: goodput, and how fast the rest is refused
+	@$(BIN)/python -m bench.overload $(ARGS)
+
+bench-prefix: dev ## a shared system prompt and ten-turn chats beside llama-server
+	@$(BIN)/python -m bench.prefix $(ARGS)
+
 bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
 	@$(BIN)/python -m bench.isolation $(ARGS)
+
+bench-speculation: dev ## drafts from a sequence's own text: what they gain where there is something to repeat, and where not
+	@$(BIN)/python -m bench.speculation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
 	@$(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py

@@ -17,7 +17,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 
 SEQUENCES = 32

@@ -167,9 +167,12 @@ class KeptResponses:
 
 
 class LetterText:
-    vocabulary = Vocabulary(tuple(chr(letter).encode() for letter in range(128)))
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        return Vocabulary(tuple(chr(letter).encode() for letter in range(128)))
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
+    async def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
+    ) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
     async def prepare(self, request: Request, *, wants_text: bool = False) -> Prompt:
@@ -181,7 +184,7 @@ class LetterText:
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         return tuple(ord(char) for message in request.messages for char in message.content or "")
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], *, model: str | None = None) -> str:
         if any(not 0 <= token < 0xD800 for token in token_ids):
             raise InvalidRequest("an id outside the vocabulary", param="tokens")
         return "".join(map(chr, token_ids))

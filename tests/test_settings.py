@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
-from hitsend.settings import Settings
+from hitsend.settings import PooledSettings, Settings, UpstreamSettings
 from hitsend.settings_source import described, fields, load, shown
 
 KEYS = {key: kind for key, kind, _ in fields()}
@@ -139,3 +139,21 @@ def test_any_text_loads_or_is_a_config_error(key, text):
     else:
         assert loaded.sources == {key: f"flag {key}"}
         assert msgspec.convert(msgspec.to_builtins(loaded.settings), Settings) == loaded.settings
+
+
+def test_engines_without_a_kind_are_upstreams_and_each_kind_has_its_own_settings(tmp_path):
+    upstream = '[[engines]]\nname = "there"\nbase_url = "http://127.0.0.1:1/v1"\nmodels = { a = "b" }\n'
+    pooled = '[[engines]]\nkind = "embedded"\nname = "here"\nmodel = "m.gguf"\nidle_unload_s = 0\n'
+    adapter = '[[adapters]]\nname = "red"\npath = "red.gguf"\n'
+    settings = load(toml(tmp_path, upstream + pooled + adapter)).settings
+    assert [type(one) for one in settings.engines] == [UpstreamSettings, PooledSettings]
+    assert (settings.engines[1].name, settings.engines[1].aliases, settings.adapters[0].scale) == ("here", (), 1.0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings
+    for text, complaint in (
+        (pooled.replace("embedded", "elsewhere"), r"elsewhere.*\[0\]\.kind"),
+        (pooled + 'base_url = "x"\n', "unknown field base_url"),
+        (upstream + "num_slots = 3\n", "unknown field num_slots"),
+        (adapter + "scale = 1000\n", "100"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            load(toml(tmp_path, text))

@@ -84,6 +84,7 @@ class GgufTensor(NamedTuple):
     num_bytes: int
     kind: int
     elements: int
+    dimensions: tuple[int, ...] = ()
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
@@ -99,6 +100,17 @@ class GgufHeader(msgspec.Struct, frozen=True):
     def architecture(self) -> str:
         """`llama`, `qwen35` and so on."""
         return str(self.metadata.get("general.architecture", ""))
+
+
+class GgufMap(msgspec.Struct, frozen=True):
+    """Where things lie in the file: bytes [keys_at, keys_end) are its keys, tensors count from `data_at`."""
+
+    num_keys: int
+    keys_at: int
+    keys_end: int
+    data_at: int
+    alignment: int
+    tensors: tuple[GgufTensor, ...]
 
 
 class _Broken(Exception):
@@ -147,20 +159,25 @@ class _Cursor:
         self.at = at
 
 
-def read_header(path: str) -> GgufHeader:
-    """Read and judge the file's header. Raises ConfigError that says what is wrong."""
+def read_header(path: str, setting: str = "engine.model") -> GgufHeader:
+    """Read and judge the file's header. Raises ConfigError that says what is wrong with the file of `setting`."""
+    return read_map(path, setting)[0]
+
+
+def read_map(path: str, setting: str = "engine.model") -> tuple[GgufHeader, GgufMap]:
+    """The same, and where everything lies. Raises ConfigError."""
     try:
         with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _header(_Cursor(data))
     except _Broken as broken:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: {broken}") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: {broken}") from None
     except ValueError:
-        raise ConfigError(f"engine.model: {path} is not a usable GGUF file: it is empty") from None
+        raise ConfigError(f"{setting}: {path} is not a usable GGUF file: it is empty") from None
     except OSError as failure:
-        raise ConfigError(f"engine.model: can't read {path}: {failure.strerror}") from None
+        raise ConfigError(f"{setting}: can't read {path}: {failure.strerror}") from None
 
 
-def _header(cursor: _Cursor) -> GgufHeader:
+def _header(cursor: _Cursor) -> tuple[GgufHeader, GgufMap]:
     magic = bytes(cursor.data[:4])
     if magic != b"GGUF":
         raise _Broken(f"it starts with {magic!r}, not b'GGUF'")
@@ -173,20 +190,24 @@ def _header(cursor: _Cursor) -> GgufHeader:
         raise _Broken(f"{num_tensors} tensors and {num_keys} keys, limits {MAX_TENSORS} and {MAX_KEYS}")
     metadata: dict[str, Any] = {}
     lengths: dict[str, int] = {}
+    keys_at = cursor.at
     for _ in range(num_keys):
         _key(cursor, metadata, lengths)
+    keys_end = cursor.at
     tensors = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):
         raise _Broken(f"general.alignment is {alignment!r}, not a power of two")
     start = -(-cursor.at // alignment) * alignment
-    for name, offset, num_bytes, _, _ in tensors:
+    for name, offset, num_bytes, *_ in tensors:
         if offset % alignment:
             raise _Broken(f"tensor {name!r} starts at offset {offset}, no multiple of {alignment}")
         if start + offset + num_bytes > cursor.size:
             raise _Broken(f"tensor {name!r} ends at byte {start + offset + num_bytes}, the file at byte {cursor.size}")
     _apart(tensors)
-    return GgufHeader(metadata, lengths, num_tensors, sum(tensor.num_bytes for tensor in tensors), tuple(tensors))
+    num_bytes = sum(tensor.num_bytes for tensor in tensors)
+    header = GgufHeader(metadata, lengths, num_tensors, num_bytes, tuple(tensors))
+    return header, GgufMap(num_keys, keys_at, keys_end, start, alignment, header.tensors)
 
 
 def _key(cursor: _Cursor, metadata: dict[str, Any], lengths: dict[str, int]) -> None:
@@ -236,12 +257,18 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     per_block, block_bytes = _BLOCKS[kind]
     if dimensions[0] % per_block:
         raise _Broken(f"tensor {name!r} has rows of {dimensions[0]} elements, no multiple of its block of {per_block}")
-    return GgufTensor(name, offset, elements // per_block * block_bytes, kind, elements)
+    return GgufTensor(name, offset, elements // per_block * block_bytes, kind, elements, tuple(dimensions))
+
+
+def bytes_of(kind: int, num_elements: int) -> int:
+    """What so many elements of a type take; a whole number of its blocks."""
+    per_block, block_bytes = _BLOCKS[kind]
+    return num_elements // per_block * block_bytes
 
 
 def _apart(tensors: list[GgufTensor]) -> None:
     end, before = 0, ""
-    for name, offset, num_bytes, _, _ in sorted(tensors, key=lambda tensor: tensor.offset):
+    for name, offset, num_bytes, *_ in sorted(tensors, key=lambda tensor: tensor.offset):
         if offset < end:
             raise _Broken(f"tensors {before!r} and {name!r} overlap")
         end, before = offset + num_bytes, name

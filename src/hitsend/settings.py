@@ -7,19 +7,47 @@ nobody but `app` and `cli` sees the whole tree. Next: `settings_source.py`, whic
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Price = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
+from hitsend.settings_engines import (
+    AdapterSettings,
+    Count,
+    EngineSettings,
+    ModelSettings,
+    PooledSettings,
+    Positive,
+    Price,
+    SamplingPreset,
+    Seconds,
+    Section,
+    Share,
+    UpstreamPrices,
+    UpstreamSettings,
+)
 
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all sections: frozen, unknown keys refused."""
+__all__ = [
+    "AccessSettings",
+    "AdapterSettings",
+    "ChatSettings",
+    "EngineSettings",
+    "LogSettings",
+    "ModelSettings",
+    "OidcSettings",
+    "PooledSettings",
+    "PriceSettings",
+    "RecordSettings",
+    "ResponsesSettings",
+    "SamplingPreset",
+    "Section",
+    "ServerSettings",
+    "Settings",
+    "SloSettings",
+    "StreamSettings",
+    "TracingSettings",
+    "UpstreamPrices",
+    "UpstreamSettings",
+    "UsageSettings",
+]
 
 
 class ServerSettings(Section, frozen=True):
@@ -33,6 +61,11 @@ class ServerSettings(Section, frozen=True):
     """Folder of the ledger, keys, records and models; made with mode 0700."""
     allowed_hosts: tuple[str, ...] = ()
     """Host header values served; empty means loopback names, the bound address and (with keys configured) any."""
+    max_connections: Positive = 1000
+    """Open at once, in each gateway process; each takes a file descriptor. Beyond it only health checks, metrics, state
+    and administration are served, and what comes beyond those is closed with a 503."""
+    max_connections_per_address: Positive | None = None
+    """Of these, from one address. Leave it unset behind a proxy, whose connections all come from one."""
     drain_s: Seconds = 10.0
     """How long running requests may go on after a stop signal."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -53,10 +86,8 @@ class AccessSettings(Section, frozen=True):
     max_tools_bytes: Positive = 256 * 1024
     """Names, descriptions and schemas of all tools, as JSON."""
     max_stop: Positive = 4
-    """Stop strings."""
     max_stop_chars: Positive = 256
     max_n: Positive = 8
-    """Choices."""
     max_prompts: Positive = 16
     """Prompts of one request to /v1/completions."""
     max_inputs: Positive = 256
@@ -115,125 +146,6 @@ class ChatSettings(Section, frozen=True):
     render_timeout_s: Seconds = 0.25
     max_prompt_bytes: Positive = 8 * 1024 * 1024
     tokenize_timeout_s: Seconds = 5.0
-
-
-class SamplingPreset(Section, frozen=True):
-    """Sampling defaults; None leaves the checkpoint's own value."""
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Share | None = None
-    top_k: Count | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
-
-
-class ModelSettings(Section, frozen=True):
-    """`[[models]]`: what a model whose name or architecture contains `match` (case-insensitive) gets as defaults."""
-
-    match: str
-    thinking: SamplingPreset = SamplingPreset()
-    non_thinking: SamplingPreset = SamplingPreset()
-    thinking_by_default: bool = False
-    tool_format: Literal["hermes", "xml", "llama3", "mistral", "pythonic", "none"] | None = None
-    """How it writes calls; without it, what its template tells. `none`: calls stay text."""
-    reasoning_format: Literal["think", "brackets", "seed", "none"] | None = None
-    """How it marks thoughts; without it, what its template tells. `none`: thoughts stay text."""
-
-
-class EngineSettings(Section, frozen=True):
-    """The embedded engine."""
-
-    model: str = "smollm2-135m"
-    """A GGUF path, a name from the models folder, `smollm2-135m` (bundled), hf:owner/repo[:file], or `none`."""
-    models_dir: str | None = None
-    """Folder of GGUF files; default DATA_DIR/models."""
-    libllama: str | None = None
-    """Path of a libllama shared library; default is the one in the xllamacpp package."""
-    embedding_model: str | None = None
-    """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
-    embedding_context: Count = 0
-    """Tokens per text to embed; 0: what the model was trained on, at most 8192."""
-    alias: str | None = None
-    """The name under which the model is served; default is its file's stem."""
-    num_threads: Count = 0
-    """0: as many as cores."""
-    num_slots: Annotated[int, Meta(ge=1, le=256)] = 32
-    """Sequences that can run at once."""
-    context: Count = 0
-    """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
-    kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
-    """Memory for the KV cache."""
-    kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
-    """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
-    step_tokens: Positive = 512
-    """Token budget of one step: decodes first, then prefill chunks."""
-    tpot_target_s: Seconds = 0.1
-    """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
-    ttft_target_s: Seconds = 2.0
-    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
-    reserve_tokens: Count = 64
-    """Cells beyond its prompt that a request must find free to be admitted."""
-    max_waiting: Positive = 256
-    """Requests in the waiting queue; one more, or one of whoever has the most there, is `server_overloaded`."""
-    aging_s: Seconds = 10.0
-    """A tenant that waits and gets nothing goes up one tier each time so many seconds pass."""
-    wait_timeout_s: Seconds = 60.0
-    """A request that waited so long is refused with `server_overloaded`."""
-    start_timeout_s: Seconds = 120.0
-    """For the model to be loaded."""
-    progress_timeout_s: Seconds = 8.0
-    """/healthz turns red after this many seconds without progress."""
-    check_every_step: bool = False
-    """Prove after every step that no cell was lost (always done when idle)."""
-
-
-class UpstreamPrices(Section, frozen=True):
-    """What an upstream's tokens cost, in USD per million; `[[prices]]` for an alias goes before it."""
-
-    input: Price
-    output: Price
-    cached_input: Price | None = None
-
-
-class UpstreamSettings(Section, frozen=True):
-    """`[[engines]]`: a server elsewhere that speaks OpenAI's chat API, and the models that it serves under names here.
-
-    `models` is a table: name here = "name there". Clients can change none of this.
-    """
-
-    name: str
-    """How records, rows and metrics call it."""
-    base_url: str
-    """Up to and including `/v1`. Redirects are not followed, proxies from the environment not used."""
-    models: dict[str, str]
-    kind: Literal["openai"] = "openai"
-    api_key_env: str | None = None
-    """The environment variable that holds the upstream's key."""
-    prices: UpstreamPrices | None = None
-    context: Positive = 131_072
-    """Tokens of prompt and answer together, as `/v1/models` tells it; the upstream is the judge of prompts."""
-    max_tokens: Positive = 4096
-    """Asked for where the client set no max_tokens: the hold needs a bound."""
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    passes: tuple[str, ...] = ()
-    """Sampling fields beyond OpenAI's that it takes by the same name (`top_k`, `min_p`, `chat_template_kwargs`, …)."""
-    counts_prompts: Literal["bytes", "embedded"] = "bytes"
-    """What is reserved for a prompt: a bound from its bytes, or the embedded model's template and tokenizer's count."""
-    max_concurrent: Positive = 256
-    """Requests that run there at once; one more is refused with `server_overloaded`."""
-    connect_timeout_s: Seconds = 5.0
-    stall_timeout_s: Seconds = 120.0
-    """Longest silence, before the first byte as well as between two."""
-    retry_share: Share = 0.1
-    """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
-    breaker_failures: Positive = 5
-    """Failures in a row that open the circuit breaker."""
-    breaker_share: Share = 0.5
-    """Failures among the last 50 requests that open it too."""
-    breaker_open_s: Seconds = 2.0
-    """How long it refuses before one request may try again; doubles up to 60 s while that fails."""
 
 
 class StreamSettings(Section, frozen=True):
@@ -335,7 +247,6 @@ class TracingSettings(Section, frozen=True):
     sample_share: Share = 1.0
     """Of requests whose client doesn't say whether they are to be traced."""
     timeout_s: Annotated[int, Meta(ge=1, le=60)] = 5
-    """For one batch to be taken."""
     max_spans: Annotated[int, Meta(ge=512)] = 4096
     """Spans that wait to be sent; more are dropped."""
 
@@ -356,5 +267,6 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()
-    engines: tuple[UpstreamSettings, ...] = ()
+    engines: tuple[PooledSettings | UpstreamSettings, ...] = ()
+    adapters: tuple[AdapterSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

@@ -134,6 +134,7 @@ def _typed(given: _Given, kind: Any) -> Any:
     """The value as `kind`, or a ConfigError that says what would be right."""
     try:
         value = _from_text(given.value, kind) if given.is_text else given.value
+        value = _of_a_kind(value) if given.key == "engines" else value
         typed = msgspec.convert(value, kind, strict=not given.is_text)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise _wrong(given, kind, str(error)) from error
@@ -159,6 +160,13 @@ def _from_text(text: str, kind: Any) -> Any:
     if get_args(kind)[0] is str and not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]
     return msgspec.json.decode(text)
+
+
+def _of_a_kind(tables: Any) -> Any:
+    """`[[engines]]` without a kind are upstreams, which came first."""
+    if not isinstance(tables, list):
+        return tables
+    return [{"kind": "openai"} | table if isinstance(table, dict) else table for table in tables]
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:

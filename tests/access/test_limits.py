@@ -5,8 +5,9 @@ import pytest
 from hitsend.core.errors import InsufficientQuota, InvalidRequest, LimitError, RateLimitExceeded
 from hitsend.core.limits import Level, Limits, RateWindow
 from hitsend.serve.access.book import Book
-from hitsend.serve.access.limits import DAY_US, Size, first_of_month, first_of_next_month, month_of, most_output
+from hitsend.serve.access.limits import DAY_US, first_of_month, first_of_next_month, month_of
 from hitsend.serve.access.quota import Used
+from hitsend.serve.access.room import Size, most_output
 from hitsend.serve.usage.pricing import Price, held_microusd
 from tests.access.books import WALL_US, asking, at, org
 

@@ -6,6 +6,7 @@ import pytest
 
 from hitsend.core.errors import InsufficientQuota, InvalidRequest, RateLimitExceeded, StorageFailed
 from hitsend.core.limits import Level, Limits
+from hitsend.serve.access import shared
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.quota import Ask, Used
 from hitsend.serve.access.shared import QuotaDesk, RemoteQuota
@@ -159,3 +160,41 @@ async def test_without_its_owner_a_gateway_admits_nobody() -> None:
     with pytest.raises(StorageFailed):
         await house.gateways[0].reserve(ask("s", Limits()))
     await house.gateways[0].settle("r", Used())
+
+
+async def test_a_caller_who_was_refused_is_asked_about_before_the_next_request_is_read():
+    house = House()
+    one, other = house.gateways[:2]
+    limits = Limits(parallel_requests=1)
+    levels = ask("any", limits).levels
+    sent = []
+    for gateway in (one, other):
+        post = gateway._send
+        gateway._send = lambda body, post=post: sent.append(body) or post(body)
+    await one.reserve(ask("a", limits))
+    sent.clear()
+    await one.shed(levels)  # nobody was refused: nothing is asked
+    assert sent == []
+    with pytest.raises(RateLimitExceeded):
+        await one.reserve(ask("b", limits))
+    sent.clear()
+    with pytest.raises(RateLimitExceeded) as refused:
+        await one.shed(levels)
+    assert "parallel_requests of key k is 1" in refused.value.message
+    assert len(sent) == 1
+    await other.shed(levels)  # it knows of no refusal
+    await one.shed(ask("any", Limits(parallel_requests=2)).levels)  # nor of one of these
+    assert len(sent) == 1
+    await one.settle("a", Used())
+    await one.shed(levels)  # there is room again, and that is known at once
+    assert house.quota.num_open == 0
+    await one.reserve(ask("c", limits))
+    await one.settle("c", Used())
+
+
+async def test_what_is_remembered_of_refusals_is_bounded():
+    house = House()
+    one = house.gateways[0]
+    for number in range(shared.MOST_WARY + 10):
+        one._note_refusal((Level("key", (str(number),)),))
+    assert len(one._refused) == shared.MOST_WARY

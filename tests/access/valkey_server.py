@@ -1,6 +1,7 @@
 """A real redis-server or valkey-server of its own for tests: a free loopback port, a temp folder, nothing on disk."""
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,9 @@ import redis
 from tests.served import free_port
 
 START_S = 20
+OVERRIDE = "HITSEND_TEST_VALKEY"
+"""Path of the server to test against, where it isn't the first one that is found."""
+
 NO_SERVER = "NO redis-server OR valkey-server ON THIS MACHINE: limits over several gateways are NOT tested"
 
 
@@ -61,7 +65,7 @@ class Server:
 @contextlib.contextmanager
 def valkey_server() -> Iterator[Server]:
     """Runs for the block; skips the test, loudly, where no server is installed."""
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    program = os.environ.get(OVERRIDE) or shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         pytest.skip(NO_SERVER)
     with tempfile.TemporaryDirectory(prefix="hitsend-valkey-") as folder:

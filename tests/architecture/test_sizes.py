@@ -31,6 +31,7 @@ REQUEST_PATH = (
     "serve/engine/worker.py",
     "serve/engine/llama_decoder.py",
     "serve/loop/step.py",
+    "serve/loop/roster.py",
     "serve/loop/scheduler.py",
     "serve/loop/sampler.py",
     "serve/output/assemble.py",

@@ -3,6 +3,7 @@
 import pytest
 
 from hitsend.core import events as ev
+from hitsend.core.drafts import Drafted
 from hitsend.core.errors import ClientGone, EngineFailed
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
@@ -131,3 +132,17 @@ def test_text_thoughts_and_calls_are_captured_apart_and_only_where_asked() -> No
         "0": [{"id": "c1", "name": "f", "arguments": '{"x": 1}'}, {"id": "c2", "name": "g", "arguments": "{"}]
     }
     assert not [name for name in silent.snapshot() if name.startswith("output_")]
+
+
+def test_drafts_are_told_by_position_and_their_tokens_came_at_once() -> None:
+    clock = HandClock()
+    flight = _fly(clock, max_steps=3)
+    assert flight.snapshot()["drafts"] is None
+    flight.record(ev.Step(3, 100.040, 100.050, 0, 3, 0, 3, 1, (Drafted(0, 4, 2),)))
+    flight.record(ev.Step(4, 100.050, 100.060, 0, 1, 0, 1, 1, (Drafted(0, 2, 0),)))
+    shown = flight.snapshot()
+    assert shown["drafts"] == {"proposed": [2, 2, 1, 1], "accepted": [1, 1, 0, 0]}, "steps that aren't kept count, too"
+    assert shown["steps_dropped"] == 1
+    kept = [event["drafts"] for event in shown["events"] if event["type"] == "step"]
+    assert [list(drafts) for drafts in kept] == [[], [], [{"choice": 0, "proposed": 4, "accepted": 2}]]
+    assert flight.token_gaps_s == pytest.approx([0.010, 0.010, 0.0, 0.0, 0.010])

@@ -72,3 +72,41 @@ async def test_after_the_end_nothing_is_taken(url):
         await writer.stop()
         with pytest.raises(StorageFailed):
             await writer.submit(insert(1))
+
+
+async def test_a_group_waits_for_the_disk_unless_all_of_it_may_lag(tmp_path):
+    database = await Database.open(f"sqlite+aiosqlite:///{tmp_path}/w.sqlite3")
+    writer = Writer(database)
+    writer.start()
+    modes = []
+
+    def look(connection, arguments):
+        modes.append(connection.exec_driver_sql("PRAGMA synchronous").scalar())
+        return list(arguments)
+
+    try:
+        for may_lag in (False, True, True, False, True):
+            assert await writer.submit_bulk(look, 1, may_lag=may_lag) == 1
+        assert modes == [2, 1, 1, 2, 1]  # 2: FULL, 1: NORMAL
+        modes.clear()
+        both = [writer.submit_bulk(look, number, may_lag=number == 1) for number in (1, 2)]
+        assert [await each for each in both] == [1, 2]
+        assert modes == [2]
+    finally:
+        await writer.stop()
+        await database.close()
+
+
+async def test_after_a_failure_the_next_write_waits_for_the_disk_again(tmp_path):
+    database = await Database.open(f"sqlite+aiosqlite:///{tmp_path}/w.sqlite3")
+
+    def broken(connection):
+        raise ValueError
+
+    try:
+        with pytest.raises(ValueError):
+            await database.write(broken, may_lag=True)
+        mode = await database.write(lambda c: c.exec_driver_sql("PRAGMA synchronous").scalar())
+        assert mode == 2
+    finally:
+        await database.close()

@@ -103,6 +103,9 @@ class ScriptedEngine:
         self._clock = clock
         self._tell = tell
 
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """There is always room."""
+
     def admit(self, job: Job) -> None:
         """Everything fits."""
 

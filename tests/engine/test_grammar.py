@@ -15,12 +15,14 @@ from hitsend.serve.chat.schema_check import check_schema
 from hitsend.serve.engine.grammar import MAX_CACHED, Compiler, grammar_text
 from hitsend.serve.engine.grammar_gate import GrammarGate
 from hitsend.serve.loop.grammar import GrammarFailed
-from hitsend.serve.loop.messages import Abort, Shutdown, Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.messages import Abort, Shutdown, StepReport, Submit
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
+from hitsend.serve.loop.verify import PromptLookup
 from hitsend.testing import FakeClock, FakeDecoder
 from tests.engine.schemas import SCHEMAS, generated
 from tests.loop.driven import Driven
+from tests.loop.test_verify import eager, said
 
 FORMATS = jsonschema.Draft202012Validator.FORMAT_CHECKER
 END = 0
@@ -76,6 +78,31 @@ class Machine(Driven):
 
 def submit(request_id, spec, seeds=(1, 2, 3), max_tokens=500, **sampling):
     return Submit(request_id, (5,), SamplingParams(**sampling), seeds, max_tokens, 60.0, constraint=spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_sure"),
+    [
+        ("regex", "(ab12cdef){10,20}x", True),
+        (
+            "json_schema",
+            {"type": "array", "items": {"enum": ["abab", "true", 123]}, "minItems": 6, "maxItems": 9},
+            False,
+        ),
+    ],
+)
+def test_drafts_change_nothing(kind, value, is_sure):
+    """Neither what is said, nor where it ends, nor what the grammar lets through."""
+    spec = ConstraintSpec(grammar_text(GrammarSource(kind, value)))
+    plain, drafting = Machine(), Machine()
+    drafting.loop = Loop(drafting.decoder, drafting.limits, drafting.clock, compiler(), eager(PromptLookup()))
+    for machine in (plain, drafting):
+        machine.handle(*(submit(name, spec, seeds=(ord(name),), max_tokens=80) for name in "abcd"))
+        machine.run()
+    assert said(drafting) == said(plain)
+    drafts = [row.drafted for report in drafting.of(StepReport) for row in report.rows if row.drafted]
+    assert any(each.accepted for each in drafts)
+    assert is_sure or any(each.accepted < each.proposed for each in drafts)
 
 
 def outputs(schema, seeds=(1, 2, 3)):

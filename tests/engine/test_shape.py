@@ -22,6 +22,15 @@ def test_smollm2_has_23040_bytes_a_cell() -> None:
     assert memory_shape(SMOL) == MemoryShape(23040, 0, 8192, 30, 30)
 
 
+def test_quantised_keys_and_values_take_34_bytes_for_32_and_need_whole_blocks() -> None:
+    assert memory_shape(SMOL, "q8_0").kv_bytes_per_cell == 23040 * 34 // 64
+    odd = header(
+        block_count=2, context_length=512, embedding_length=80, attention__head_count=4, attention__head_count_kv=4
+    )
+    with pytest.raises(ConfigError, match="engine.kv_type: q8_0 needs heads of a multiple of 32 values, here are 20"):
+        memory_shape(odd, "q8_0")
+
+
 def test_a_hybrid_counts_only_its_full_attention_layers_and_its_state_apart() -> None:
     shape = memory_shape(
         header(

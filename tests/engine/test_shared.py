@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from hitsend.core.request import SamplingParams
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.protocol import Job, Produced, StepFigures, Tokens
 from hitsend.serve.engine.shared import RemoteLine, SharedEngine
+from hitsend.settings import AdapterSettings
 from tests.engine.conftest import SMALL, until
+from tests.engine.lora import write_lora
 
 pytestmark = pytest.mark.model
 
@@ -29,10 +32,10 @@ def job(name: str, *, n: int = 1, max_tokens: int = 16) -> Job:
 class House:
     """The owner, and its gateways' engines."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, adapters: tuple[AdapterSettings, ...] = ()) -> None:
         clock = SystemClock()
         self.steps: list[StepFigures] = []
-        self.shared = SharedEngine(SMALL, path, clock, model="tested")
+        self.shared = SharedEngine(SMALL, path, clock, model="tested", adapters=adapters)
         self.owner = self._engine(self.shared, self.steps.append)
         self.lines = [RemoteLine(SMALL, clock, self._sender(number)) for number in range(2)]
         self.engines = [self._engine(line, lambda _: None) for line in self.lines]
@@ -61,8 +64,8 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(path: str) -> AsyncGenerator[House]:
-    house = House(path)
+async def open_house(path: str, adapters: tuple[AdapterSettings, ...] = ()) -> AsyncGenerator[House]:
+    house = House(path, adapters)
     try:
         house.join(0)  # before the child is up
         await asyncio.gather(house.owner.start(), house.engines[0].start())
@@ -146,3 +149,17 @@ async def test_a_dead_child_fails_all_once_and_commands_for_it_reach_no_other(mo
         house.shared.receive(0, b"\0\0\0\0" + late)  # said to the first child
         assert len(tokens(await collect(going))) == 16
         await house.idle()
+
+
+async def test_adapters_are_there_for_every_gateway(model_path: str, tmp_path: Path) -> None:
+    red = AdapterSettings("red", write_lora(tmp_path / "red.gguf", model_path))
+    async with open_house(model_path, (red,)) as house:
+        asked = [
+            msgspec.structs.replace(job(f"r{i}", max_tokens=4), adapter=name) for i, name in enumerate((None, "red"))
+        ]
+        said = []
+        for engine, each in zip(house.engines, asked, strict=True):
+            generation = engine.generate(each)
+            said.append([t.token_id async for event in generation if isinstance(event, Tokens) for t in event.sampled])
+        assert said[0] != said[1]
+        assert len(said[1]) == 4

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.messages import Done, Pulse, StepReport, Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.testing import FakeClock, FakeDecoder
 
@@ -19,11 +19,11 @@ def submit(request_id, num_prompt_tokens=5, *, seeds=(1,), max_tokens=8, deadlin
 class Driven:
     """Steps a loop and keeps what it said. Never-ending by default: the fake's end token is not in its vocabulary."""
 
-    def __init__(self, *, limits=None, end_token_ids=frozenset(), **decoder):
+    def __init__(self, *, limits=None, end_token_ids=frozenset(), speculator=None, **decoder):
         self.clock = FakeClock()
         self.decoder = FakeDecoder(clock=self.clock, end_token_ids=end_token_ids, **decoder)
         self.limits = limits or LoopLimits(step_tokens=16, reserve_tokens=4, max_waiting=64, check_every_step=True)
-        self.loop = Loop(self.decoder, self.limits, self.clock)
+        self.loop = Loop(self.decoder, self.limits, self.clock, None, speculator)
         self.reports = []
         self.done: dict[tuple[str, int], Done] = {}
         self.sampled = defaultdict(list)
@@ -61,7 +61,8 @@ class Driven:
         """What must hold at any time."""
         pulse = self.loop.pulse()
         assert pulse.check is None
-        assert self.decoder.cells_filled <= pulse.cells_used <= self.decoder.num_cells
+        assert pulse.cells_used <= self.decoder.num_cells
+        assert self.decoder.cells_filled <= pulse.cells_used + pulse.cells_cached
         assert not [report for report in self.of(Pulse) if report.check]
         assert all(len(batch.token_ids) <= self.limits.step_tokens for batch in self.decoder.batches[-1:])
 

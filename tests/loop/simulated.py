@@ -7,7 +7,7 @@ import numpy as np
 
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.messages import Done, StepReport, Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.testing import FakeClock, FakeDecoder
 

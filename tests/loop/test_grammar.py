@@ -7,7 +7,7 @@ from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.grammar import Constraint, GrammarFailed, constraint_for
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from tests.loop.driven import Driven
 

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.simulated import REQUEST_S, Simulated, percentile, poisson
 
 pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples

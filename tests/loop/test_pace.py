@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hitsend.serve.loop.messages import Submit
 from hitsend.serve.loop.pace import FINEST, FLOOR, PIECE, Pace, StepCosts
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 from tests.loop.simulated import (
     DECODE_S,

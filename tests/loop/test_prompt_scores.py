@@ -7,7 +7,7 @@ import pytest
 
 from hitsend.serve.loop.messages import Abort, StepReport, WasPreempted
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS, score
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 
 

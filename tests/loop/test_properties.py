@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.decoder import DecoderFailed
-from hitsend.serve.loop.messages import Abort, Pause, Resume, Shutdown, StepReport, Submit, WasAdmitted
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.messages import Abort, Pause, Resume, Shutdown, StepReport, Submit, WasAdmitted, WasMatched
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven
 
 pytestmark = pytest.mark.slow  # waits for sockets or processes, or tries very many examples
@@ -41,20 +41,31 @@ def draw_sizes(rng, **fixed):
         "max_waiting": rng.choice([2, 40, 40]),
         "bad_batches": rng.choice([0, 0, 1, 4]),
         "bad_logits": rng.choice([0, 0, 1]),
+        "prefix_cache_bytes": rng.choice([0, 1, 200, 2000, 10**6]),
+        "prefix_step": rng.choice([1, 1, 4]),
+        "can_go_back": rng.random() < 0.7,
     } | fixed
+
+
+def draw_prompt(rng, size):
+    """Often one of few beginnings, so that prompts share some of it."""
+    shared = rng.choice([(), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 9, 9, 9, 9)])
+    return (*shared, *(rng.randrange(1, 16) for _ in range(size)))[:size]
 
 
 def draw_submit(rng, request_id):
     longest = rng.choice([0, 40, 40]) if rng.random() < 0.15 else 10
     return Submit(
         request_id,
-        tuple(rng.randrange(1, 16) for _ in range(rng.randint(min(1, longest), longest))),
+        draw_prompt(rng, rng.randint(min(1, longest), longest)),
         rng.choice(KINDS),
         tuple(rng.randrange(100) for _ in range(rng.randint(1, 3))),
         max_tokens=rng.choice([0, 1, 2]) if rng.random() < 0.15 else rng.randint(5, 40),
         deadline_s=rng.choice([0.05, 100.0, 100.0, 100.0]),
         tier=rng.randrange(3),
         tenant=rng.choice([(), ("a", "x"), ("a", "y"), ("b", "x")]),
+        cache_salt=rng.choice([None, "one", "one", "one", "two"]),
+        boundaries=tuple(rng.randint(1, 40) for _ in range(rng.randint(0, 3))),
     )
 
 
@@ -85,7 +96,10 @@ class Fickle(Driven):
                 reserve_tokens=sizes["reserve_tokens"],
                 max_waiting=sizes["max_waiting"],
                 check_every_step=True,
+                prefix_cache_bytes=sizes["prefix_cache_bytes"],
+                prefix_step=sizes["prefix_step"],
             ),
+            can_go_back=sizes["can_go_back"],
         )
         self.sizes = sizes
         self.decoder.fails = self.fails
@@ -135,8 +149,8 @@ def test_every_choice_ends_exactly_once_and_nothing_is_left(seed, ending):
         driven.handle(*(Resume(name) if ending == "resume" else Abort(name) for name in names))
     driven.run()
     assert set(driven.done) == set(submitted)
-    assert driven.decoder.cells_filled == 0
     pulse = driven.loop.pulse()
+    assert driven.decoder.cells_filled <= pulse.cells_cached
     assert (pulse.cells_used, pulse.slots_used, pulse.num_running, pulse.num_waiting) == (0, 0, 0, 0)
     for key, done in driven.done.items():
         submit = submitted[key]
@@ -148,8 +162,9 @@ def test_every_choice_ends_exactly_once_and_nothing_is_left(seed, ending):
         assert 0 not in driven.tokens(*key)
         if done.reason in {"stop", "length"}:
             siblings = range(len(submit.seeds))
-            computed = [driven.done[key[0], choice].num_prompt_tokens_computed for choice in siblings]
-            assert max(computed) == len(submit.prompt_token_ids), "somebody computed it for all"
+            dones = [driven.done[key[0], choice] for choice in siblings]
+            reached = [each.num_prompt_tokens_computed + each.num_cached_tokens for each in dones]
+            assert max(reached) == len(submit.prompt_token_ids), "somebody computed it for all, or found it"
 
 
 @settings(max_examples=100, deadline=None)
@@ -212,7 +227,7 @@ def test_whoever_is_admitted_finishes_while_others_keep_coming(seed):
 
 def test_the_scenarios_reach_what_they_are_for():
     """Guards the properties above against becoming empty: preemptions, moves and every kind of ending do occur."""
-    preemptions, moves, copies, endings = 0, 0, 0, Counter()
+    preemptions, moves, copies, endings, sources = 0, 0, 0, Counter(), Counter()
     for seed in range(80):
         rng = random.Random(seed)
         driven = Fickle(draw_sizes(rng))
@@ -223,6 +238,8 @@ def test_the_scenarios_reach_what_they_are_for():
         moves += len(driven.decoder.moves)
         copies += len(driven.decoder.copies)
         endings.update(done.code or done.reason for done in driven.done.values())
+        sources.update(report.source for report in driven.of(WasMatched))
+    assert min(sources[source] for source in ("live", "saved", "sibling", "")) > 20
     assert min(preemptions, moves, copies) > 20
     assert set(endings) == {
         "stop",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hitsend.serve.loop.messages import WasAdmitted
 from hitsend.serve.loop.queue import WaitingQueue
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import Shares
 from tests.loop.driven import Driven, submit

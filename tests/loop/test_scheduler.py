@@ -1,5 +1,5 @@
 from hitsend.serve.loop.messages import Pause, Resume, WasAdmitted, WasPreempted
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Abort, Pause, Resume, StepReport, WasAdmitted
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 
 SEEDS = (3, 4, 5)

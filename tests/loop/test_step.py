@@ -8,7 +8,7 @@ import pytest
 from hitsend.core.request import SamplingParams
 from hitsend.serve.loop.decoder import Batch, DecoderFailed
 from hitsend.serve.loop.messages import Abort, Done, Pause, Resume, Shutdown, StepReport, Submit, WasAdmitted, WasQueued
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.testing import FakeDecoder, FakeMisused
 from tests.loop.driven import Driven, submit
 

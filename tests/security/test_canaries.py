@@ -170,5 +170,5 @@ async def test_no_piece_of_a_secret_or_a_prompt_is_left_anywhere(tmp_path: Path,
 def test_the_search_finds_what_it_looks_for():
     mark = canary()
     assert len(mark) == 40
-    assert any(piece in f"xx{mark[11:19]}yy".encode() for piece in pieces(mark))
-    assert not any(piece in f"xx{mark[11:18]}".encode() for piece in pieces(mark))
+    assert any(piece in f"--{mark[11:19]}--".encode() for piece in pieces(mark))
+    assert not any(piece in f"--{mark[11:18]}--".encode() for piece in pieces(mark))

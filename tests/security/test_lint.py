@@ -12,6 +12,7 @@ COMMANDS = {"system", "popen", "spawnl", "spawnv", "execv", "execve", "execvp", 
 CODE = {"eval", "exec", "compile", "__import__", "execfile", "import_module", "run_path", "run_module", "literal_eval"}
 NAMED_IMPORTS = {
     "src/hitsend/cli/__init__.py": ("importlib.import_module(f'hitsend.cli.{name}')",),  # its commands, from a list
+    "src/hitsend/cli/plan_tokens.py": ("importlib.import_module('tokenizers')",),  # one that may be missing
     "src/hitsend/serve/engine/models.py": (
         "importlib.import_module('huggingface_hub')",  # an extra that may be missing
         "importlib.import_module('huggingface_hub.errors')",

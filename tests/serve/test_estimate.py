@@ -72,6 +72,9 @@ class Engine:
     def state(self) -> EngineState:
         return self.now
 
+    def shed(self, tenant, choices) -> None:
+        return
+
     def admit(self, job) -> None:
         if self.refusal is not None:
             raise self.refusal

@@ -9,8 +9,8 @@ from hitsend.serve.usage.ledger import Settlement
 from tests.usage.storage import storage, wanted
 
 
-async def _live(ledger, request_id: str, *, is_settled: bool) -> None:
-    hold = await ledger.reserve(wanted(request_id))
+async def _live(ledger, request_id: str, *, is_settled: bool, may_lag: bool) -> None:
+    hold = await ledger.reserve(wanted(request_id, may_lag=may_lag))
     print("held", request_id, flush=True)
     if is_settled:
         row = await ledger.settle(hold, Settlement(Usage(10, 5), "stop"))
@@ -21,8 +21,11 @@ async def _main(url: str) -> None:
     async with storage(url, SystemClock()) as opened:
         number = 0
         while True:
+            all_lag = number % 16 == 0  # a group of nothing else isn't waited for
             batch = range(number, number + 8)
-            await asyncio.gather(*(_live(opened.ledger, f"r{i}", is_settled=i % 4 != 0) for i in batch))
+            await asyncio.gather(
+                *(_live(opened.ledger, f"r{i}", is_settled=i % 4 != 0, may_lag=all_lag or i % 3 == 0) for i in batch)
+            )
             number += 8
 
 

@@ -23,6 +23,7 @@ class Steps:
     def __init__(self, prefill, output):
         self.prefill_tokens, self.output_tokens, self.decode_tokens = prefill, output, output
         self.step_s = self.decode_s = 0.0
+        self.drafts = ()
 
 
 class State:

@@ -30,6 +30,7 @@ COMMANDS = {
     "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
+    "models": "Models on this machine: list them, measure layouts.",
     "plan": "Plan memory, money and tokens.",
     "config": "Show every setting and where its value came from.",
 }

@@ -1,8 +1,8 @@
 """`hitsend config`: every setting, its value, where that came from; and the page that documents them.
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
-prints (a test compares them), meanings are the docstrings in `settings.py`, and no password is printed.
-Next: `settings_source.py`.
+prints (a test compares them), meanings are the docstrings in `settings.py` and `settings_engines.py`, and no password
+is printed. Next: `settings_source.py`.
 """
 
 import ast
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend import settings
+from hitsend import settings, settings_engines
 from hitsend.cli import options
 from hitsend.settings_source import Loaded, described, fields, shown
 
@@ -80,8 +80,10 @@ def page() -> str:
     tables = (
         settings.ModelSettings,
         settings.SamplingPreset,
+        settings.PooledSettings,
         settings.UpstreamSettings,
         settings.UpstreamPrices,
+        settings.AdapterSettings,
         settings.PriceSettings,
     )
     titled += [(table.__name__, table) for table in tables]
@@ -114,7 +116,7 @@ def _doc(section: type) -> str:
 def _meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, which Python itself throws away."""
     found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(settings)).body:
+    for node in (*ast.parse(inspect.getsource(settings)).body, *ast.parse(inspect.getsource(settings_engines)).body):
         if isinstance(node, ast.ClassDef):
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:

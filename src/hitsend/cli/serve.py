@@ -19,6 +19,9 @@ def serve(
     model: options.Model = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; default 8000, 0 takes a free one.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Weights as-shipped, auto, or as a name from `hitsend models tune`.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Gateway processes; default 1.")] = None,
     config: options.Config = None,
     data: options.Data = None,
@@ -30,6 +33,7 @@ def serve(
         sets,
         data=data,
         engine__model=model,
+        engine__layout=layout,
         server__host=host,
         server__port=None if port is None else str(port),
         server__workers=None if workers is None else str(workers),

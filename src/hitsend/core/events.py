@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.drafts import Drafted
 from hitsend.core.limits import LevelCheck
 from hitsend.core.request import SamplingParams
 
@@ -116,11 +117,20 @@ class Reserved(Event, frozen=True):
 
 
 class Routed(Event, frozen=True):
-    """An engine was chosen."""
+    """An engine was chosen. `layout`: how the weights of an embedded model are stored, as far as it is ours to know."""
 
     engine: str
     model: str
     reason: str
+    layout: str | None = None
+
+
+class ModelLoaded(Event, frozen=True):
+    """The model that the request waited for is in memory; the loading may have begun before the request came."""
+
+    started_at: float
+    ended_at: float
+    num_bytes: int
 
 
 class Queued(Event, frozen=True):
@@ -139,6 +149,29 @@ class Admitted(Event, frozen=True):
     slot: int
     cells_free: int
     cells_reserved: int
+
+
+class PrefixMatched(Event, frozen=True):
+    """The prompt was looked up in the prefix cache, when the choice began.
+
+    The first `matched_tokens` of it are known there, `cached_tokens` of them were used: less where the rest is no
+    longer or not yet there, or has no checkpoint (models with recurrent layers), and always less than the whole prompt.
+    `source`: `live` (cells left by a request that ended), `saved` (host memory), `sibling` (cells of one that runs), or
+    null. `differs_at`: the first position at which prompt and cache part, with the token on either side; the texts only
+    when captured.
+    """
+
+    at: float
+    choice: int
+    prompt_tokens: int
+    matched_tokens: int
+    cached_tokens: int
+    source: str | None = None
+    differs_at: int | None = None
+    cached_token_id: int | None = None
+    prompt_token_id: int | None = None
+    cached_text: str | None = None
+    prompt_text: str | None = None
 
 
 class Preempted(Event, frozen=True):
@@ -162,7 +195,10 @@ class Resumed(Event, frozen=True):
 
 
 class Step(Event, frozen=True):
-    """One pass of the loop in which this request took part: its own tokens and the whole batch beside them."""
+    """One pass of the loop in which this request took part: its own tokens and the whole batch beside them.
+
+    `decode_tokens` counts what stayed; `drafts` are guesses that were checked in this pass, right or not.
+    """
 
     step: int
     started_at: float
@@ -172,6 +208,7 @@ class Step(Event, frozen=True):
     batch_prefill_tokens: int
     batch_decode_tokens: int
     batch_sequences: int
+    drafts: tuple[Drafted, ...] = ()
 
 
 class FirstToken(Event, frozen=True):
@@ -291,8 +328,10 @@ AnyEvent = (
     | LimitsChecked
     | Reserved
     | Routed
+    | ModelLoaded
     | Queued
     | Admitted
+    | PrefixMatched
     | Preempted
     | Paused
     | Resumed

@@ -1,19 +1,19 @@
 """The flight record: everything that happened to one request, in order, on one clock.
 
-Enters: events, as the stages return them. Leaves: the record as JSON values (shape: `Flight.snapshot`).
+Enters: events, as the stages return them. Leaves: the record as it is kept (`shown.py` makes it readable).
 Always true: the state follows `lifecycle.TRANSITIONS`; segments add up to the wall time; events are bounded (step
 events beyond `max_steps` are counted and keep feeding the segments, but are not kept); text is there only when it was
 captured. Next: `serve/pipeline.py`, which records.
 """
 
-from functools import cache
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from hitsend.core import events as ev
+from hitsend.core import shown
 from hitsend.core.clock import Clock
+from hitsend.core.drafts import DraftCounts
 from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
 from hitsend.core.limits import RateWindows
@@ -49,13 +49,14 @@ class Flight:
         self.finish_reason: str | None = None
         self.usage = Usage()
         self.cost_microusd = 0
-        self.ledger: dict[str, Any] | None = None
+        self.ledger: object | None = None
         self.error: ServeError | None = None
         self.received_at = clock.now()
         self.received_wall = clock.wall()
         self.closed_at: float | None = None
         self.first_token_at: float | None = None
         self.token_gaps_s: list[float] = []
+        self.drafts = DraftCounts()
         self.traceparent: str | None = None
         self.output_text: dict[int, list[str]] = {}
         self.output_reasoning: dict[int, list[str]] = {}
@@ -68,6 +69,7 @@ class Flight:
         self._steps_kept = 0
         self._steps_dropped = 0
         self._timeline = Timeline()
+        self._spent: dict[str, float] | None = None
         self._waiting_since: float | None = None
         self._paused_since: float | None = None
         self.num_prefilled = self.num_decoded = 0
@@ -84,6 +86,7 @@ class Flight:
         handler = _HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
+            self._spent = None
         if isinstance(event, ev.Step):
             if self._steps_kept >= self._max_steps:
                 self._steps_dropped += 1
@@ -111,6 +114,7 @@ class Flight:
 
     def client_blocked(self, started_at: float, ended_at: float) -> None:
         """A write to the client had to wait."""
+        self._spent = None
         self._timeline.add("client_blocked", started_at, ended_at)
 
     def capture_output(self, delta: Delta) -> None:
@@ -133,6 +137,7 @@ class Flight:
         """Stop the clock. Later events are still kept but no longer change the wall time."""
         if self.closed_at is None:
             self.closed_at = self._clock.now()
+            self._spent = None
 
     @property
     def wall_ms(self) -> float:
@@ -146,7 +151,9 @@ class Flight:
             self._timeline.add("wait", self._waiting_since, end)
             if self.is_closed:
                 self._waiting_since = None
-        return self._timeline.partition(self.received_at, end)
+        if self._spent is None or not self.is_closed:
+            self._spent = self._timeline.partition(self.received_at, end)
+        return self._spent
 
     def intervals(self) -> tuple[Interval, ...]:
         """What the segments are made of: named stretches of the clock's seconds."""
@@ -166,88 +173,45 @@ class Flight:
 
     def snapshot(self) -> dict[str, Any]:
         """The record as JSON values: DESIGN's shape, with `events[].at_ms` counted from arrival."""
-        shown: dict[str, Any] = msgspec.to_builtins(self._whole())
-        return shown
+        return shown.whole(self._kept())
 
-    def encode(self) -> bytes:
-        """`snapshot` as JSON, without making every value anew in between."""
-        return msgspec.json.encode(self._whole())
+    def pack(self) -> bytes:
+        """The record as it is stored: its facts as they are. `shown.as_json` makes the shape that is shown of it."""
+        return shown.pack(self._kept())
 
-    def _whole(self) -> dict[str, Any]:
-        segments = [{"name": name, "ms": round(ms, 4)} for name, ms in self.segments().items()]
-        record: dict[str, Any] = {
+    def _kept(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {
             "request_id": self.request_id,
+            "received_at": self.received_at,
+            "received_wall": self.received_wall,
             "state": str(self.state),
             "finish_reason": self.finish_reason,
             "error": _error(self.error),
-            "received_at": self.received_wall,
-            "wall_ms": round(self.wall_ms, 4),
-            "segments": segments,
-            "events": sorted([self._event_json(at, event) for at, event in self._events], key=itemgetter("at_ms")),
+            "wall_ms": self.wall_ms,
+            "segments": self.segments(),
+            "at": [at for at, _ in self._events],
+            "events": [event for _, event in self._events],
             "steps_dropped": self._steps_dropped,
-            "usage": msgspec.to_builtins(self.usage) | {"total_tokens": self.usage.total_tokens},
+            "usage": self.usage,
             "cost_microusd": self.cost_microusd,
             "engine": self.engine,
             "model": self.model,
             "trace_id": self.traceparent[3:35] if self.traceparent else None,
             "principal": _shown(self.principal),
-            "sampling": self._last(ev.Fitted, "sampling"),
-            "sampling_sources": self._last(ev.Fitted, "sources"),
-            "limits": self._limits(),
-            "cells": self._cells(),
+            "cells_total": self.cells_total,
+            "drafts": self.drafts.shown(),
             "ledger": self.ledger,
         }
-        for name, kept in (("output_text", self.output_text), ("output_reasoning", self.output_reasoning)):
-            if kept:
-                record[name] = {str(choice): "".join(parts) for choice, parts in kept.items()}
+        for name, found in (("output_text", self.output_text), ("output_reasoning", self.output_reasoning)):
+            if found:
+                kept[name] = {str(choice): "".join(parts) for choice, parts in found.items()}
         if any(self.output_logprobs.values()):
             scored = self.output_logprobs.items()
-            record["output_tokens"] = {str(choice): [each.shown() for each in tokens] for choice, tokens in scored}
+            kept["output_tokens"] = {str(choice): [each.shown() for each in tokens] for choice, tokens in scored}
         if self.output_calls:
-            shown = self.output_calls.items()
-            record["output_tool_calls"] = {
-                str(choice): [msgspec.to_builtins(call) for call in calls.values()] for choice, calls in shown
-            }
-        return record
-
-    def _event_json(self, at: float, event: ev.Event) -> dict[str, Any]:
-        shape = _shape_of(type(event))
-        built: dict[str, Any] = {"type": shape.tag, "at_ms": 0.0}
-        for name in shape.plain:
-            built[name] = getattr(event, name)
-        for name, shown in shape.instants:
-            built[shown] = self._ms(getattr(event, name))
-        built["at_ms"] = self._ms(at if shape.happened is None else getattr(event, shape.happened))
-        return built
-
-    def _ms(self, at: float) -> float:
-        return round((at - self.received_at) * 1000.0, 4)
-
-    def _last(self, kind: type[ev.Event], field: str) -> Any:
-        for _, event in reversed(self._events):
-            if isinstance(event, kind):
-                return getattr(event, field)
-        return None
-
-    def _limits(self) -> list[Any]:
-        checks: list[Any] = []
-        for _, event in self._events:
-            if isinstance(event, _WITH_LIMITS):
-                checks += event.limits
-        return checks
-
-    def _cells(self) -> dict[str, int | None]:
-        before: int | None = None
-        after: int | None = None
-        held = 0
-        for _, event in self._events:
-            if isinstance(event, ev.Admitted):
-                held += event.cells_reserved
-                if before is None and self.cells_total is not None:
-                    before = self.cells_total - event.cells_free
-            elif isinstance(event, ev.Released):
-                after = event.cells_used
-        return {"before": before, "held": held, "after": after}
+            calls = self.output_calls.items()
+            kept["output_tool_calls"] = {str(choice): list(each.values()) for choice, each in calls}
+        return kept
 
     def _on_rendered(self, event: ev.Rendered) -> None:
         self._timeline.add("render", event.started_at, event.ended_at)
@@ -302,7 +266,10 @@ class Flight:
         if event.decode_tokens and self._last_token_at is not None:
             if len(self.token_gaps_s) < _MAX_GAPS:
                 self.token_gaps_s.append(event.ended_at - self._last_token_at)
+                self.token_gaps_s += [0.0] * sum(drafted.accepted for drafted in event.drafts)
             self._last_token_at = event.ended_at
+        for drafted in event.drafts:
+            self.drafts.add(drafted)
 
     def _on_first_token(self, event: ev.FirstToken) -> None:
         if self.first_token_at is None:
@@ -335,30 +302,6 @@ class Flight:
     def _on_settled(self, event: ev.Settled) -> None:
         self._timeline.add("settle", event.started_at, event.ended_at)
         self.cost_microusd = event.cost_microusd
-
-
-_IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
-_WITH_LIMITS = (ev.Parsed, ev.Fitted, ev.LimitsChecked)
-
-
-class _Shape(NamedTuple):
-    """How one kind of event is shown. `happened`: the field that says when, where it isn't when it was recorded."""
-
-    tag: str
-    plain: tuple[str, ...]
-    instants: tuple[tuple[str, str], ...]
-    happened: str | None
-
-
-@cache
-def _shape_of(kind: type[ev.Event]) -> _Shape:
-    names = kind.__struct_fields__
-    return _Shape(
-        str(kind.__struct_config__.tag),
-        tuple(name for name in names if name != "at" and name not in _IN_MS),
-        tuple((name, _IN_MS[name]) for name in names if name in _IN_MS),
-        next((name for name in ("ended_at", "at") if name in names), None),
-    )
 
 
 def _segment(step: ev.Step) -> str:

@@ -146,6 +146,7 @@ class Request(msgspec.Struct, frozen=True):
 
     `tier` is the class of service asked for (0 is served first), None: the principal's own; `names_tier`: the answer
     names the one that was used.
+    `cache_salt`: only requests with the same one share cached prefixes, within their tenant.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     """
 
@@ -182,6 +183,7 @@ class Request(msgspec.Struct, frozen=True):
     tier: int | None = None
     names_tier: bool = False
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    cache_salt: str | None = None
 
     @property
     def served_tier(self) -> int:

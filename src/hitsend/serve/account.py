@@ -14,8 +14,6 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
@@ -138,7 +136,7 @@ class Account:
         self._flight.finish_reason = self._flight.finish_reason or reason
         try:
             row = await writing
-            self._flight.ledger = msgspec.to_builtins(row)
+            self._flight.ledger = row
         except StorageFailed:
             logger.warning("request %s: its row is owed and will be written later", self._request.request_id)
         self._record(started_at, metered.usage, cost, reason)
@@ -170,7 +168,7 @@ class Account:
         produced = self._generation.produced if self._generation is not None else _NOTHING
         if produced.usage is not None:  # an upstream's own bill: what it charges is what is charged here
             return Metered(produced.usage, 0)
-        prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens)
+        prompt = PromptCounts(self._request.input_tokens, produced.prompt_tokens, produced.cached_tokens)
         counts = tuple(
             ChoiceCounts(tokens, choice.num_tokens if choice.is_finished else None, choice.num_reasoning_tokens)
             for tokens, choice in zip(produced.output_tokens, self._choices, strict=False)

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -33,7 +34,8 @@ from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
-from hitsend.serve.pipeline import Stages, run
+from hitsend.serve.pipeline import Stages, Words, run
+from hitsend.serve.pools import LocalModel
 from hitsend.serve.stores import Stores, open_stores
 from hitsend.serve.upstreams import OwnText
 from hitsend.serve.usage.books import Counters, open_books
@@ -124,7 +126,8 @@ async def built(
             objectives=settings.slo,
             traces=_traces(settings, stack),
         )
-        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics)
+        pool = None if started.pools is None else started.pools.pool
+        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
         yield _services(
@@ -141,23 +144,29 @@ async def built(
 
 def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:
     """What the pipeline calls. Raises ConfigError for a served model without a price."""
-    text, names, upstreams = started.text, started.names, started.upstreams
-    formats = resolve_formats(names, text.facts, settings.models) if names else Formats()
+    every = [(model, _words(settings, model)) for model in started.local]
+    first = every[0][1] if every else Words(started.text, _budget(settings), Formats(), Markup())
     stages = Stages(
         clock=clock,
-        text=text,
-        budget=_budget(settings, started),
+        text=first.text,
+        budget=first.budget,
         engines=started.engines,
-        prices=PriceBook((*upstreams.prices, *settings.prices), clock.wall),
+        prices=PriceBook((*started.upstreams.prices, *settings.prices), clock.wall),
         ledger=stores.ledger,
         quota=shared.quota if shared is not None and settings.access.quota_url is None else stores.quota,
         wait_timeout_s=settings.engine.wait_timeout_s,
-        formats=formats,
-        markup=markup(text.vocabulary, formats.tool, formats.reasoning) if names else Markup(),
-        handovers=upstreams.handovers,
+        formats=first.formats,
+        markup=first.markup,
+        handovers=started.upstreams.handovers,
+        words={
+            name: replace(words, adapter=adapter)
+            for model, words in every
+            for name, adapter in model.by_name.items()
+            if words is not first or adapter is not None
+        },
     )
-    for model, served in stages.engines.items():
-        stages.prices.find(model, is_local=served.is_local)  # a missing price stops the start
+    for name, served in stages.engines.items():
+        stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
     return stages
 
 
@@ -177,18 +186,23 @@ def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
     return traces
 
 
-def _budget(settings: Settings, started: Children) -> Budget:
-    defaults = Defaults()
-    if started.found is not None:
-        defaults = resolve_defaults(
-            started.names,
-            started.text.metadata,
-            settings=settings.models,
-            generation_config=started.found.generation_config,
-            thinking_default=started.text.facts.thinking_default,
-        )
+def _words(settings: Settings, model: LocalModel) -> Words:
+    text, names = model.text, model.names
+    formats = resolve_formats(names, text.facts, settings.models)
+    defaults = resolve_defaults(
+        names,
+        text.metadata,
+        settings=settings.models,
+        generation_config=model.found.generation_config,
+        thinking_default=text.facts.thinking_default,
+    )
+    marks = markup(text.vocabulary, formats.tool, formats.reasoning)
+    return Words(text, _budget(settings, defaults), formats, marks)
+
+
+def _budget(settings: Settings, defaults: Defaults | None = None) -> Budget:
     return Budget(
-        defaults=defaults,
+        defaults=defaults or Defaults(),
         draw=partial(secrets.randbits, SEED_BITS),
         ceiling=settings.access.max_tokens,
         max_prompt_logprobs=settings.access.max_prompt_logprobs,
@@ -217,10 +231,11 @@ def _services(
         stream=settings.stream,
         auth=stores.auth,
         flights=flights,
-        pipeline=lambda request, flight: run(request, flight, stages),
-        text=OwnText(stages.text, stages.handovers),
+        pipeline=lambda request, flight: run(request, flight, stages.of(request.model)),
+        text=OwnText(stages.text, stages.handovers, {name: words.text for name, words in stages.words.items()}),
         records=flights,
         models=lambda: served,
+        model_state=watch.model_state,
         state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
         health=watch.health,
         render_metrics=watch.render_metrics,
@@ -231,13 +246,20 @@ def _services(
         suited=partial(_suited, stages),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
-        shed=stores.quota.shed,
+        shed=stages.quota.shed,
         idempotency=stores.idempotency,
         books=open_books(stores.database, stages.clock, counters),
-        estimate=partial(estimate, stages=stages, rates=rates, reserve_tokens=settings.engine.reserve_tokens),
+        estimate=lambda request, limits: estimate(
+            request,
+            limits,
+            stages=stages.of(request.model),
+            rates=rates,
+            reserve_tokens=settings.engine.reserve_tokens,
+        ),
     )
 
 
 def _suited(stages: Stages, request: Request) -> Request:
     is_foreign = request.model in stages.handovers
+    stages = stages.of(request.model)
     return request if is_foreign else suited(request, stages.text.facts, stages.formats)

@@ -6,6 +6,7 @@ the same name. Next: `embed.py`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from hitsend.core.clock import Clock, SystemClock
-from hitsend.core.errors import ConfigError
 from hitsend.serve.access.quota import Quota
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.embed import find_embedder
@@ -23,16 +23,24 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
+from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.engine.tuned import laid_out
+from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.figures import Observer
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import EngineCounts
-from hitsend.settings import Settings
+from hitsend.settings import AdapterSettings, EngineSettings, Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Children:
-    """What computes, started, and the file that `text` and `engine` loaded; without a model, `text` has no process."""
+    """What computes, started, and the file that `text` and `engine` loaded; without a model, `text` has no process.
+
+    `adapters` are those over it; `pools` are the models beside it.
+    """
 
     found: ModelFile | None
     text: TextChild
@@ -40,20 +48,26 @@ class Children:
     embedder: EmbeddingModel | None
     upstreams: Upstreams = NO_UPSTREAMS
     steps: EngineCounts = field(default_factory=lambda: EngineCounts("embedded"))
+    adapters: tuple[AdapterSettings, ...] = ()
+    pools: Pools | None = None
+
+    @property
+    def local(self) -> tuple[LocalModel, ...]:
+        """All embedded models, the one that is always there first."""
+        own: tuple[LocalModel, ...] = ()
+        if self.found is not None and self.engine is not None:
+            own = (LocalModel(self.found, (self.found.name,), self.text, self.engine, self.adapters),)
+        return (*own, *(self.pools.models if self.pools is not None else ()))
 
     @property
     def engines(self) -> dict[str, Engine]:
         """By the names of the models that they serve."""
-        own: dict[str, Engine] = {self.found.name: self.engine} if self.found and self.engine else {}
+        own = {name: model.engine for model in self.local for name in model.by_name}
         return own | self.upstreams.by_model
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Everything that the embedded model is called."""
-        if self.found is None or self.engine is None:
-            return ()
-        own = self.text.metadata.get("general.name", "")
-        return (self.found.name, Path(self.found.path).stem, own, self.engine.facts.architecture)
+    def check(self) -> None:
+        """Raises ConfigError where two models have one name."""
+        check_names([*(name for model in self.local for name in model.by_name), *self.upstreams.by_model])
 
 
 @dataclass(frozen=True)
@@ -78,42 +92,57 @@ class Shared:
             pause_tokens=settings.stream.pause_tokens,
             line=self.line,
         )
+        adapters = adapters_of(settings, (found.name,), is_default=True)
         upstreams = build_upstreams(settings, SystemClock(), lambda _engine, _tokens: None)
         starting = [part for part in (*upstreams.engines, engine, self.embedder) if part is not None]
         for part in starting:
             stack.push_async_callback(part.stop)
         await asyncio.gather(text.start(), *(part.start() for part in starting))
-        return Children(found, text, engine, self.embedder, upstreams)
+        children = Children(found, text, engine, self.embedder, upstreams, adapters=adapters)
+        children.check()
+        return children
 
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
     """Start them; `stack` stops them. Raises ConfigError."""
-    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_model, settings)
+    found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_weights, settings)
     text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
     stack.push_async_callback(text.stop)
     upstreams = build_upstreams(settings, clock, metrics.observe_upstream)
-    if found is not None and found.name in upstreams.by_model:
-        raise ConfigError(f"engines: {found.name!r} is the embedded model's name (engine.alias gives it another)")
     steps = EngineCounts("embedded")
-    engine = None if found is None else _embedded(settings, found, clock, partial(_on_step, metrics, steps))
+    config = None if found is None else worker_config(settings, found)
+    engine = None if config is None else _embedded(settings, config, clock, partial(_on_step, metrics, steps))
+    pools = await build_pools(settings, config, models_dir(settings), clock, metrics.observe_step)
     embedder = await asyncio.to_thread(find_embedder, settings.engine, models_dir(settings))
-    starting = [part for part in (*upstreams.engines, engine, embedder) if part is not None]
+    adapters = () if config is None else config.adapters
+    children = Children(found, text, engine, embedder, upstreams, steps, adapters, pools)
+    children.check()
+    texts = () if pools is None else tuple(model.text for model in pools.models)
+    pool = None if pools is None else pools.pool
+    starting = [part for part in (*upstreams.engines, engine, embedder, pool, *texts) if part is not None]
     for part in starting:
         stack.push_async_callback(part.stop)
     await asyncio.gather(text.start(), *(part.start() for part in starting))
-    return Children(found, text, engine, embedder, upstreams, steps)
+    return children
+
+
+def worker_config(settings: Settings, found: ModelFile) -> WorkerConfig:
+    """What the child of the model that is always there is told."""
+    adapters = adapters_of(settings, (found.name,), is_default=True)
+    return WorkerConfig(found.name, found.weights_path, engine_settings(settings), adapters)
 
 
 def _embedded(
-    settings: Settings, found: ModelFile, clock: Clock, on_step: Callable[[StepFigures], None]
+    settings: Settings, config: WorkerConfig, clock: Clock, on_step: Callable[[StepFigures], None]
 ) -> EmbeddedEngine:
     return EmbeddedEngine(
-        settings.engine,
-        found.path,
+        config.settings,
+        config.model_path,
         clock,
-        model=found.name,
+        model=config.name,
         pause_tokens=settings.stream.pause_tokens,
         on_step=on_step,
+        adapters=config.adapters,
     )
 
 
@@ -127,6 +156,19 @@ def find_model(settings: Settings) -> ModelFile:
     """The file to load, under the name by which it is served."""
     found = resolve(settings.engine.model, models_dir(settings))
     return msgspec.structs.replace(found, name=settings.engine.alias or found.name)
+
+
+def find_weights(settings: Settings) -> ModelFile:
+    """The same, with its weights in the layout that was asked for. May take minutes (converting, measuring)."""
+    return laid_out(find_model(settings), models_dir(settings), settings.engine, logger.info)
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's section, with the draft model's file found. Raises ConfigError."""
+    draft = settings.engine.draft_model
+    if draft is None:
+        return settings.engine
+    return msgspec.structs.replace(settings.engine, draft_model=resolve(draft, models_dir(settings)).path)
 
 
 def models_dir(settings: Settings) -> Path:

@@ -17,6 +17,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
+from hitsend.core.shown import as_json
 from hitsend.serve.usage import figures as counted
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.objectives import outcome
@@ -87,7 +88,7 @@ class Flights:
         """Stop its clock, store it, count it."""
         flight.close()
         self._open.pop(flight.request_id, None)
-        self._store.put(summary(flight), flight.encode())
+        self._store.put(summary(flight), flight.pack())
         ended = figures(flight)
         ended = msgspec.structs.replace(ended, outcome=outcome(ended, self._objectives))
         self._metrics.observe_request(ended)
@@ -106,7 +107,7 @@ class Flights:
         """A record's JSON: of an open flight as it stands, of a closed one from the store."""
         flight = self._open.get(request_id)
         if flight is not None:
-            return flight.encode()
+            return as_json(flight.pack())
         return await self._store.get(request_id)
 
     async def list(

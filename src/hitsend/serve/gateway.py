@@ -78,8 +78,6 @@ def joined(own: Services, link: Link) -> Services:
         render_metrics=link.metrics,
         observe_http=link.observe_http,
         gather=link.gather,
-        # The counters are elsewhere, and looking must not wait: whoever has no room left is told so a little later.
-        shed=lambda _: None,
     )
 
 

@@ -20,6 +20,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.shared import QuotaDesk
 from hitsend.serve.child import Child, ChildGone
+from hitsend.serve.children import engine_settings
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.embedder import Embedder
@@ -47,6 +48,7 @@ from hitsend.serve.hub_words import (
     encode,
     from_gateway,
 )
+from hitsend.serve.pools import adapters_of
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.report import Spending
 from hitsend.settings import Settings
@@ -225,10 +227,11 @@ async def hub_of(
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
-    shared = SharedEngine(settings.engine, found.path, clock, model=found.name)
+    adapters = adapters_of(settings, (found.name,), is_default=True)
+    shared = SharedEngine(engine_settings(settings), found.weights_path, clock, model=found.name, adapters=adapters)
     engine = EmbeddedEngine(
         settings.engine,
-        found.path,
+        found.weights_path,
         clock,
         model=found.name,
         pause_tokens=settings.stream.pause_tokens,

@@ -10,6 +10,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Generator
+from functools import partial
 
 import uvicorn
 
@@ -18,6 +19,7 @@ from hitsend.serve.access.auth import is_loopback
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Services
 from hitsend.serve.stream.connection import Connection
+from hitsend.serve.stream.doors import Doors
 from hitsend.settings import Settings
 
 SETTLE_S = 10.0
@@ -75,9 +77,10 @@ def server_of(
     routes: Routes, settings: Settings, on_started: Callable[[], None], *, takes_signals: bool = True
 ) -> "Server":
     """The HTTP server, to be run with `serve(sockets=[...])`; `on_started` is told when it listens."""
+    doors = Doors(settings.server.max_connections, settings.server.max_connections_per_address)
     config = uvicorn.Config(
         routes,
-        http=Connection,
+        http=partial(Connection, doors=doors),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         access_log=False,

@@ -8,19 +8,19 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.events import Answered, Fitted, Routed, ToolCallMalformed
+from hitsend.core.events import Answered, Fitted, PrefixMatched, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
-from hitsend.serve.access.limits import Size, most_output
 from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model
+from hitsend.serve.access.room import Size, most_output
 from hitsend.serve.account import Account
 from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
@@ -45,10 +45,22 @@ _TAIL = 32
 
 
 @dataclass(frozen=True)
+class Words:
+    """How one embedded model is spoken to, under one of its names; `adapter` is what that name adds to it."""
+
+    text: TextChild
+    budget: Budget
+    formats: Formats
+    markup: Markup
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
 class Stages:
     """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name.
 
-    `handovers` are the terms of those engines that take messages, by the same names.
+    `handovers` are the terms of those engines that take messages, by the same names; `words` are those of embedded
+    models that aren't spoken to like the first one.
     """
 
     clock: Clock
@@ -62,11 +74,28 @@ class Stages:
     formats: Formats
     markup: Markup
     handovers: dict[str, Handover] = field(default_factory=dict)
+    adapter: str | None = None
+    words: dict[str, Words] = field(default_factory=dict)
+
+    def of(self, model: str) -> "Stages":
+        """The same, for requests to this model."""
+        words = self.words.get(model)
+        if words is None:
+            return self
+        return replace(
+            self,
+            text=words.text,
+            budget=words.budget,
+            formats=words.formats,
+            markup=words.markup,
+            adapter=words.adapter,
+        )
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
     engine = _route(request, flight, stages)
+    engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
         job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
         job = msgspec.structs.replace(job, traceparent=flight.traceparent)
@@ -95,7 +124,7 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
         for number, prompt in enumerate(prompts):
             if tokens := prompt.add(()):
                 yield Delta(number * job.n, prompt=tokens)
-        async for delta in _answer(generation, choices, prompts, flight):
+        async for delta in _answer(generation, choices, prompts, flight, stages):
             yield delta
     flight.enter(State.FINISHED)
     yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
@@ -106,7 +135,8 @@ def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
     engine = stages.engines[request.model]
     flight.model = request.model
     flight.cells_total = engine.facts.num_cells
-    flight.record(Routed(engine.name, request.model, "the only engine that serves this model"))
+    layout = engine.facts.layout if engine.is_local else None
+    flight.record(Routed(engine.name, request.model, "the only engine that serves this model", layout))
     return engine
 
 
@@ -130,7 +160,10 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
         n=request.n,
         max_tokens=fitted.max_tokens,
         deadline_s=stages.wait_timeout_s,
+        cache_salt=request.cache_salt,
+        boundaries=() if isinstance(prompt, Prompts) else tuple(span.end for span in prompt.spans),
         constraint=await constrain(request, first, stages),
+        adapter=stages.adapter,
         more_prompts=tuple(more),
         tier=request.served_tier,
         tenant=request.principal.tenant,
@@ -225,6 +258,7 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         price=stages.prices.find(request.model, is_local=engine.is_local),
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
+        may_lag=not request.stream,
     )
 
 
@@ -273,6 +307,7 @@ async def _answer(
     choices: Sequence[Assembler | PassedChoice],
     prompts: Sequence[PromptTokens],
     flight: Flight,
+    stages: Stages,
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
     async for event in generation:
@@ -285,13 +320,21 @@ async def _answer(
             delta = _scored(event, prompts, len(choices) // len(prompts))
         else:
             delta = None
-            flight.record(event)
+            flight.record(_spelt(event, stages) if flight.keep_text and isinstance(event, PrefixMatched) else event)
         if delta is None:
             continue
         for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
             flight.record(ToolCallMalformed(delta.index, fault))
         flight.capture_output(delta)
         yield delta
+
+
+def _spelt(event: PrefixMatched, stages: Stages) -> PrefixMatched:
+    """With the texts of the two tokens that part prompt and cache."""
+    if event.cached_token_id is None or event.prompt_token_id is None:
+        return event
+    texts = [stages.text.vocabulary.spelling(token) for token in (event.cached_token_id, event.prompt_token_id)]
+    return msgspec.structs.replace(event, cached_text=texts[0], prompt_text=texts[1])
 
 
 def _passed(delta: Delta, choice: Assembler | PassedChoice) -> Delta:

@@ -17,10 +17,11 @@ from typing import Any
 
 import uvloop
 
+from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve import app
 from hitsend.serve.child import Child, ChildExit
-from hitsend.serve.children import find_model, models_dir
+from hitsend.serve.children import find_weights, models_dir, worker_config
 from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedder import Embedder
 from hitsend.serve.engine.models import NO_MODEL, ModelFile
@@ -28,7 +29,8 @@ from hitsend.serve.hub import Hub, hub_of
 from hitsend.serve.hub_words import Failed, Hello, Serving
 from hitsend.serve.listener import SETTLE_S, announce, listen_beside, listen_several, url_of
 from hitsend.serve.logs import set_up_logs
-from hitsend.settings import Settings
+from hitsend.serve.pools import build_pools
+from hitsend.settings import PooledSettings, Settings
 from hitsend.settings_source import Loaded
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -57,9 +59,18 @@ async def _supervise(settings: Settings) -> None:
         raise ConfigError(
             f"server.workers: {server.workers} processes share an embedded model, but engine.model is none"
         )
+    pooled = [one.name for one in settings.engines if isinstance(one, PooledSettings)]
+    if pooled:
+        raise ConfigError(
+            f"server.workers: {server.workers} processes can't share models that come and go, and engines[{pooled[0]}] "
+            "is of kind embedded: one process serves those (server.workers = 1), or leave them out"
+        )
     sockets = listen_several(server.host, server.port, server.workers)
     try:
-        found = await asyncio.to_thread(find_model, settings)
+        found = await asyncio.to_thread(find_weights, settings)
+        await build_pools(
+            settings, worker_config(settings, found), models_dir(settings), SystemClock()
+        )  # only judges them
         embedder = await asyncio.to_thread(find_embedder, settings.engine, models_dir(settings))
         await Crew(settings, found, embedder, sockets).run()
     finally:

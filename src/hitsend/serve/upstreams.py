@@ -42,22 +42,32 @@ NO_UPSTREAMS = Upstreams()
 class OwnText:
     """The text child for routes that only look: it answers for models that run here, and says who else would."""
 
-    def __init__(self, text: TextChild, handovers: dict[str, Handover]) -> None:
+    def __init__(
+        self, text: TextChild, handovers: dict[str, Handover], texts: dict[str, TextChild] | None = None
+    ) -> None:
+        """`texts` go by served model; `text` is for everything else."""
         self._text = text
         self._handovers = handovers
+        self._texts = texts or {}
 
     @property
     def vocabulary(self) -> Vocabulary:
         """As `TextChild.vocabulary`."""
         return self._text.vocabulary
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
-        """As `TextChild.tokenize`."""
-        return await self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        """What that model's ids say; None for one that runs elsewhere."""
+        return None if model in self._handovers else self._of(model).vocabulary
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        """As `TextChild.detokenize`."""
-        return await self._text.detokenize(token_ids)
+    async def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
+    ) -> tuple[int, ...]:
+        """As `TextChild.tokenize`, for that model."""
+        return await self._of(model).tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    async def detokenize(self, token_ids: tuple[int, ...], *, model: str | None = None) -> str:
+        """As `TextChild.detokenize`, for that model."""
+        return await self._of(model).detokenize(token_ids)
 
     async def tokenize_chat(self, request: Request) -> tuple[int, ...]:
         """As `TextChild.tokenize_chat`. Raises InvalidRequest for a model that is rendered elsewhere."""
@@ -70,7 +80,11 @@ class OwnText:
         terms = self._handovers.get(request.model)
         if terms is not None:
             refuse(request, terms)
-        return await self._text.prepare(request, wants_text=wants_text, max_prompt_tokens=max_prompt_tokens)
+        text = self._of(request.model)
+        return await text.prepare(request, wants_text=wants_text, max_prompt_tokens=max_prompt_tokens)
+
+    def _of(self, model: str | None) -> TextChild:
+        return self._text if model is None else self._texts.get(model, self._text)
 
 
 def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, int], None]) -> Upstreams:
@@ -82,6 +96,8 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
     handovers: dict[str, Handover] = {}
     prices: list[PriceSettings] = []
     for one in settings.engines:
+        if not isinstance(one, UpstreamSettings):
+            continue
         _check(one, settings, {_TAKEN, *engines}, by_model)
         engine = OpenAIEngine(one, clock, key=_key(one), on_tokens=on_tokens)
         engines[one.name] = engine

@@ -10,6 +10,7 @@ import msgspec
 
 from hitsend.serve.api.services import Health
 from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.pipeline import Stages
 from hitsend.serve.stores import Stores
@@ -28,11 +29,14 @@ class Watch:
         embedded: EmbeddedEngine | None,
         stores: Stores,
         metrics: Metrics,
+        pool: ModelPool | None = None,
     ) -> None:
         self._settings = settings
         self._stages = stages
         self._embedded = embedded
         self._stores = stores
+        self._pool = pool
+        self._adapters = {name: words.adapter for name, words in stages.words.items()}
         self.metrics = metrics
 
     def _engines(self) -> dict[str, Engine]:
@@ -52,44 +56,67 @@ class Watch:
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
-        shown |= {"cells_cached": 0, "holds_open": self._stages.ledger.holds_open}
+        shown |= {name: sum(state[name] for state in states.values()) for name in ("cells_cached", "cache_bytes")}
+        shown |= {"holds_open": self._stages.ledger.holds_open}
         shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
         shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
         upstreams = {
             name: {"running": state["running"], "slots_total": state["slots_total"], "is_ready": state["is_ready"]}
             for name, state in states.items()
-            if self._embedded is None or name != self._embedded.name
+            if (self._embedded is None or name != self._embedded.name) and name not in self._pooled
         }
-        return shown | {"engine": self._embedded_state(), "upstreams": upstreams}
+        pool = {} if self._pool is None else {"pool": self._pool.state()}
+        return shown | {"engine": self._embedded_state(), "upstreams": upstreams} | pool
+
+    @property
+    def _pooled(self) -> dict[str, PooledEngine]:
+        return {} if self._pool is None else self._pool.engines
+
+    def model_state(self, model: str) -> dict[str, Any]:
+        """What `/v1/models` adds: how it is with a model that comes and goes, and what an adapter changes."""
+        engine = self._stages.engines.get(model)
+        shown: dict[str, Any] = {}
+        if isinstance(engine, PooledEngine):
+            shown = {"engine": engine.name, "state": engine.member.stage, "memory_bytes": engine.member.num_bytes}
+        return shown | ({"adapter_of": engine.facts.model} if engine and self._adapters.get(model) else {})
 
     def _embedded_state(self) -> dict[str, Any]:
         if self._embedded is None:
             return {"is_ready": False, "pid": None, "restarts": 0, "model": None}
         now, facts = msgspec.to_builtins(self._embedded.state()), self._embedded.facts
         engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
-        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode}
+        engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode, "layout": facts.layout}
+        engine |= {"speculation": facts.speculation, "speculation_reason": facts.speculation_reason}
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:
         """Red when work is due and nothing moves; not ready while engine, text process or database are away.
 
-        Upstreams make no difference beside an embedded model; without one, at least one has to be ready.
+        Upstreams and models that come and go make no difference to readiness beside an embedded model; without one, at
+        least one of them has to be ready.
         """
         is_healthy, fault = True, self._stores.database.fault
         if self._embedded is None:
             if not any(engine.state().is_ready for engine in self._stages.engines.values()):
-                fault = "no upstream can be asked"
+                fault = "no engine can be asked"
         else:
             now = self._embedded.state()
             is_healthy = now.progress_age_s <= self._settings.engine.progress_timeout_s
             if not (is_healthy and now.is_ready and self._stages.text.pid is not None):
                 fault = "the engine or the text process is restarting"
+        is_healthy = is_healthy and all(
+            engine.state().progress_age_s <= self._settings.engine.progress_timeout_s
+            for engine in self._pooled.values()
+        )
         return Health(is_healthy=is_healthy, is_ready=fault is None, detail=fault or "")
 
     def render_metrics(self, is_openmetrics: bool) -> tuple[str, bytes]:  # noqa: FBT001  # as `Services.render_metrics`
         """The body of `/metrics` and its type, with the figures of this moment."""
         for name, engine in self._engines().items():
             self.metrics.set_engine(engine.state(), name)
+        for name, pooled in self._pooled.items():
+            is_loaded, num_bytes = pooled.member.stage == "loaded", pooled.member.num_bytes
+            self.metrics.set_pooled(name, is_loaded=is_loaded, num_loads=pooled.num_loads, num_bytes=num_bytes)
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())

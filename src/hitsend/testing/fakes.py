@@ -49,7 +49,8 @@ class FakeDecoder:
     likeliest. `fails(batch)` returns what is to be raised instead of computing; nothing of the batch is kept then.
     Every decoded batch is in `batches`, every move in `moves`, every copy in `copies`. Token i stands for the character
     with that code point. `clock` is moved on by `step_s` in each `decode`. Not `can_go_back`: like a model with
-    recurrent layers.
+    recurrent layers. With an adapter the default logits are others; a slot that has tokens of one adapter refuses those
+    of another.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class FakeDecoder:
         clock: FakeClock | None = None,
         step_s: float = 0.01,
         can_go_back: bool = True,
+        adapter_names: frozenset[str] = frozenset(),
     ) -> None:
         self.vocab_size = vocab_size
         self.num_slots = num_slots
@@ -80,6 +82,9 @@ class FakeDecoder:
         self.clock = clock
         self.step_s = step_s
         self.can_go_back = can_go_back
+        self.adapter_names = adapter_names
+        self.adapter_of: dict[int, str | None] = {}
+        self._adapter: str | None = None
         self.slots: list[list[int]] = [[] for _ in range(num_slots)]
         self.batches: list[Batch] = []
         self.moves: list[tuple[int, int]] = []
@@ -98,14 +103,17 @@ class FakeDecoder:
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Append the batch to the slots' tokens, or raise what `fails` says."""
         self._check(batch)
+        self._check_adapter(batch)
         failure = self.fails(batch) if self.fails else None
         if failure is not None:
             raise failure
         if self.clock is not None:
             self.clock.advance(self.step_s)
         self.batches.append(batch)
+        self._adapter = batch.adapter
         rows = []
         for token, slot, wants in zip(batch.token_ids, batch.slots, batch.wants_logits, strict=True):
+            self.adapter_of[int(slot)] = batch.adapter
             self.slots[slot].append(int(token))
             if wants:
                 rows.append(self._logits(tuple(self.slots[slot])))
@@ -134,14 +142,17 @@ class FakeDecoder:
         return True
 
     def save(self, slot: int) -> NDArray[np.uint8]:
-        """The slot's tokens as bytes."""
-        return np.array(self.slots[slot], np.int32).view(np.uint8)
+        """The slot's tokens as bytes, and behind them which adapter they were computed with."""
+        adapter = self.adapter_of.get(slot)
+        number = 0 if adapter is None else 1 + sorted(self.adapter_names).index(adapter)
+        return np.array([*self.slots[slot], number], np.int32).view(np.uint8)
 
     def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
         """Fill an empty slot with what was saved."""
         if self.slots[slot]:
             raise FakeMisused(f"slot {slot} still holds {len(self.slots[slot])} tokens")
-        self.slots[slot] = saved.view(np.int32).tolist()
+        *self.slots[slot], number = saved.view(np.int32).tolist()
+        self.adapter_of[slot] = sorted(self.adapter_names)[number - 1] if number else None
 
     def _transfer(self, source: int, target: int) -> None:
         if self.slots[target]:
@@ -149,15 +160,24 @@ class FakeDecoder:
         if not self.slots[source]:
             raise FakeMisused(f"slot {source} holds nothing to move or copy")
         self.slots[target] = list(self.slots[source])
+        self.adapter_of[target] = self.adapter_of[source]
 
     def _logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         if self.logits_of is not None:
             return self.logits_of(tokens)
-        generator = np.random.Generator(np.random.PCG64(tokens))
+        seeds = tokens if self._adapter is None else (*tokens, *self._adapter.encode())
+        generator = np.random.Generator(np.random.PCG64(seeds))
         logits = generator.standard_normal(self.vocab_size, dtype=np.float32) * np.float32(2.0)
         if self.next_token is not None:
             logits[self.next_token(tokens)] = 40.0
         return logits
+
+    def _check_adapter(self, batch: Batch) -> None:
+        if batch.adapter is not None and batch.adapter not in self.adapter_names:
+            raise FakeMisused(f"there is no adapter {batch.adapter!r}")
+        for slot in np.unique(batch.slots).tolist():
+            if self.slots[slot] and self.adapter_of[slot] != batch.adapter:
+                raise FakeMisused(f"slot {slot} was computed with {self.adapter_of[slot]!r}, not {batch.adapter!r}")
 
     def _check(self, batch: Batch) -> None:
         size = len(batch.token_ids)

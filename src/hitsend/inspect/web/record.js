@@ -63,7 +63,7 @@ function draw(record, explained, prompt) {
     ...(explained ? [part("Why", ...explanation(explained))] : []),
     part("Prompt", ...promptOf(record, prompt)),
     part("Answer", ...answerOf(record)),
-    part("Steps of the loop", stepChart(record), stepList(record)),
+    part("Steps of the loop", stepChart(record), ...draftsOf(record), stepList(record)),
     part("Held back, and stopped", ...heldOf(record)),
     part("Limits", limitsOf(record.limits ?? [])),
     part("Money", ...moneyOf(record, explained)),
@@ -141,6 +141,11 @@ function answerOf(record) {
 // ---- steps, what was held back, limits
 
 const KNOWN_OF_STEP = new Set(["type", "at_ms", "started_ms", "step", "prefill_tokens", "decode_tokens", "batch_prefill_tokens", "batch_decode_tokens", "batch_sequences"]);
+
+function draftsOf({ drafts }) {
+  if (!drafts || typeof drafts !== "object") return [];
+  return [facts(Object.entries(drafts).map(([name, value]) => [`drafts: ${words(name)}`, plain(value)]), "pairs")];
+}
 
 function stepList(record) {
   const steps = stepsOf(record).slice(0, MAX_STEPS);

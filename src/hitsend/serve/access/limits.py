@@ -75,9 +75,11 @@ class Counters:
         elapsed = moment.now_us - self.at_us
         if elapsed > 0:
             self.at_us = moment.now_us
-            for which, rate in enumerate(self.rates):
-                if self.missing[which]:
-                    self.missing[which] = max(0, self.missing[which] - elapsed * rate)
+            missing, rates = self.missing, self.rates
+            for which in (0, 1, 2):
+                if missing[which]:
+                    left = missing[which] - elapsed * rates[which]
+                    missing[which] = max(0, left)
         day = moment.wall_us // DAY_US
         if day > self.day:
             if month_of(day) != month_of(self.day):
@@ -106,6 +108,7 @@ class Counters:
 
 
 Pair = tuple[Level, Counters]
+Rates = tuple[int | None, int | None, int | None]
 
 
 def check(pairs: Sequence[Pair], ask: Ask, moment: Moment) -> Refusal | None:
@@ -113,10 +116,13 @@ def check(pairs: Sequence[Pair], ask: Ask, moment: Moment) -> Refusal | None:
     found: list[Refusal] = []
     for level, counters in pairs:
         counters.advance(moment)
-        for which, rate in enumerate(rates_of(level.limits)):
+        rates = rates_of(level.limits)
+        for which in (0, 1, 2):
+            rate = rates[which]
             if rate is not None:
                 counters.rates[which] = rate  # from now on: what is missing comes back at the rate that is told
-        found += _failing(level, counters, ask, moment)
+        if not _fits(level.limits, rates, counters, ask):
+            found += _failing(level, counters, ask, moment)
     if not found:
         return None
     worst = max(found, key=_wait)
@@ -150,7 +156,7 @@ def settle(pairs: Iterable[Pair], ask: Ask, used: Used, moment: Moment) -> None:
             counters.spent_month += used.cost_microusd
 
 
-def rates_of(limits: Limits) -> tuple[int | None, int | None, int | None]:
+def rates_of(limits: Limits) -> Rates:
     """The limits per minute, by `RATES`."""
     return (limits.requests_per_minute, limits.input_tokens_per_minute, limits.output_tokens_per_minute)
 
@@ -170,10 +176,10 @@ def windows(pairs: Sequence[Pair], ask: Ask, *, is_taken: bool) -> RateWindows:
                 continue
             missing = counters.missing[which]
             reset_s = -(-missing // limit) / 1_000_000
-            window = RateWindow(limit, max(0, (limit * UNITS - missing) // UNITS), reset_s)
+            remaining = max(0, limit - -(-missing // UNITS))
             other = tightest[which]
-            if other is None or (window.remaining, -window.reset_s) < (other.remaining, -other.reset_s):
-                tightest[which] = window
+            if other is None or (remaining, -reset_s) < (other.remaining, -other.reset_s):
+                tightest[which] = RateWindow(limit, remaining, reset_s)
         checks += _in_use(level, counters, ask, is_taken=is_taken)
     requests, input_tokens, output_tokens = tightest
     return RateWindows(requests, input_tokens, output_tokens, tuple(checks))
@@ -215,73 +221,6 @@ def param_of(refusal: Refusal, ask: Ask) -> str:
     return ask.input_param if is_input else "max_tokens"
 
 
-class Size(msgspec.Struct, frozen=True):
-    """What is known of a request before its answer's length is settled; prices are pico-dollars per token.
-
-    `input_tokens` of all prompts together; `max_tokens` as the client set it, per choice.
-    """
-
-    input_tokens: int
-    choices: int
-    max_tokens: int | None = None
-    input_picousd: int = 0
-    output_picousd: int = 0
-    input_param: str = "messages"
-
-    def microusd(self, output_tokens: int) -> int:
-        """The most that it can cost, rounded as bills are."""
-        picousd = self.input_tokens * self.input_picousd + output_tokens * self.output_picousd
-        return (picousd + 500_000) // 1_000_000
-
-
-def most_output(levels: Iterable[Level], size: Size) -> int | None:
-    """The longest answer, per choice, that no level's limits rule out for ever; None: no level says anything.
-
-    Raises InvalidRequest when the input alone is too much, or the length that the client set.
-    """
-    rooms = [room for level in levels for room in _rooms(level, size)]
-    if not rooms:
-        return None
-    room, level, name, value = min(rooms, key=lambda one: one[0])
-    wanted = size.choices * (size.max_tokens or 1)
-    if wanted > room:
-        asked = {"output_tokens_per_minute": wanted, "tokens_per_request": size.input_tokens + wanted}
-        refusal = Refusal(level, name, value, asked.get(name, size.microusd(wanted)), value, None)
-        if name == "input_tokens_per_minute":
-            refusal = msgspec.structs.replace(refusal, asked=size.input_tokens)
-        is_input = name != "output_tokens_per_minute" and (size.max_tokens is None or room < size.choices)
-        raise never(refusal, size.input_param if is_input else "max_tokens")
-    return None if room == _ANY else room // size.choices
-
-
-_ANY = 2**62
-
-
-def _rooms(level: Level, size: Size) -> Iterable[tuple[int, Level, LimitName, int]]:
-    """How many tokens of answer each limit of the level can ever hold beside the input; -1: not even the input."""
-    limits = level.limits
-    if (most := limits.input_tokens_per_minute) is not None:
-        yield _ANY if size.input_tokens <= most else -1, level, "input_tokens_per_minute", most
-    if (most := limits.output_tokens_per_minute) is not None:
-        yield most, level, "output_tokens_per_minute", most
-    if (most := limits.tokens_per_request) is not None:
-        yield most - size.input_tokens, level, "tokens_per_request", most
-    budgets: tuple[tuple[LimitName, int | None], ...] = (
-        ("usd_per_day", limits.usd_per_day_microusd),
-        ("usd_per_month", limits.usd_per_month_microusd),
-    )
-    for name, budget in budgets:
-        if budget is not None:
-            yield _affordable(budget, size), level, name, budget
-
-
-def _affordable(microusd: int, size: Size) -> int:
-    if not size.output_picousd:
-        return _ANY if size.microusd(0) <= microusd else -1
-    left_picousd = microusd * 1_000_000 + 499_999 - size.input_tokens * size.input_picousd
-    return left_picousd // size.output_picousd
-
-
 @lru_cache(maxsize=64)
 def month_of(day: int) -> int:
     """The month of a day, counted from year 0."""
@@ -304,6 +243,28 @@ def first_of_next_month(day: int) -> int:
 def day_text(day: int) -> str:
     """The day as YYYY-MM-DD."""
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
+
+
+def _fits(limits: Limits, rates: Rates, counters: Counters, ask: Ask) -> bool:
+    """Whether `_failing` would find nothing; the usual answer, at a fraction of its price."""
+    requests, inputs, outputs = rates
+    missing, parallel, size = counters.missing, limits.parallel_requests, limits.tokens_per_request
+    if requests is not None and missing[0] + UNITS > requests * UNITS:
+        return False
+    if inputs is not None and ask.input_tokens and missing[1] + ask.input_tokens * UNITS > inputs * UNITS:
+        return False
+    if outputs is not None and ask.output_tokens and missing[2] + ask.output_tokens * UNITS > outputs * UNITS:
+        return False
+    if parallel is not None and counters.running >= parallel:
+        return False
+    if size is not None and ask.input_tokens + ask.output_tokens > size:
+        return False
+    return not ask.held_microusd or _is_affordable(limits, counters, ask.held_microusd)
+
+
+def _is_affordable(limits: Limits, counters: Counters, asked: int) -> bool:
+    day, month, more = limits.usd_per_day_microusd, limits.usd_per_month_microusd, counters.held + asked
+    return (day is None or counters.spent_day + more <= day) and (month is None or counters.spent_month + more <= month)
 
 
 def _failing(level: Level, counters: Counters, ask: Ask, moment: Moment) -> list[Refusal]:
@@ -351,21 +312,23 @@ def _budgets(limits: Limits, counters: Counters) -> tuple[tuple[LimitName, int |
     )
 
 
-def _in_use(level: Level, counters: Counters, ask: Ask, *, is_taken: bool) -> Iterable[LevelCheck]:
+def _in_use(level: Level, counters: Counters, ask: Ask, *, is_taken: bool) -> list[LevelCheck]:
     """Every limit of the level; what is in use is rounded up to whole tokens."""
     limits, title = level.limits, level.title
     more = (0, 0, 0, 0) if is_taken else (1, ask.input_tokens, ask.output_tokens, ask.held_microusd)
+    found = []
     for which, rate in enumerate(rates_of(limits)):
         if rate is not None:
-            yield LevelCheck(title, RATES[which], -(-counters.missing[which] // UNITS) + more[which], rate)
+            found.append(LevelCheck(title, RATES[which], -(-counters.missing[which] // UNITS) + more[which], rate))
     if limits.parallel_requests is not None:
-        yield LevelCheck(title, "parallel_requests", counters.running + more[0], limits.parallel_requests)
+        found.append(LevelCheck(title, "parallel_requests", counters.running + more[0], limits.parallel_requests))
     if limits.tokens_per_request is not None:
         size = ask.input_tokens + ask.output_tokens
-        yield LevelCheck(title, "tokens_per_request", size, limits.tokens_per_request)
+        found.append(LevelCheck(title, "tokens_per_request", size, limits.tokens_per_request))
     for name, limit, spent in _budgets(limits, counters):
         if limit is not None:
-            yield LevelCheck(title, name, spent + counters.held + more[3], limit)
+            found.append(LevelCheck(title, name, spent + counters.held + more[3], limit))
+    return found
 
 
 def _wait(refusal: Refusal) -> float:

@@ -52,8 +52,8 @@ class MemoryQuota:
         await self._seed(ask.levels)
         return self._book.preview(ask, self._moment())
 
-    def shed(self, levels: Sequence[Level]) -> None:
-        """Before a request is read: raises RateLimitExceeded when these levels have no room for any request."""
+    async def shed(self, levels: Sequence[Level]) -> None:
+        """See `Quota.shed`; looking costs nothing here."""
         self._book.shed(levels, self._moment())
 
     def health(self) -> QuotaHealth:

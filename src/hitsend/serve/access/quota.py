@@ -5,6 +5,7 @@ left of the rates, or a refusal that names the level, the limit and the value. A
 are checked and taken in one atomic step, or nothing changes anywhere; a hold ends once. Next: `auth.py`.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -66,6 +67,11 @@ class Quota(Protocol):
 
     async def preview(self, ask: Ask) -> RateWindows:
         """What `reserve` would return or raise now; takes nothing."""
+        ...
+
+    async def shed(self, levels: Sequence[Level]) -> None:
+        """Before a request is read: raises RateLimitExceeded when these levels have no room for any request. Takes
+        nothing; says nothing where finding out would cost a caller who has room something."""
         ...
 
     async def settle(self, request_id: str, used: Used) -> None:

@@ -7,17 +7,24 @@ asks next. Next: `memory.py`.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
 import msgspec
 
-from hitsend.core.errors import LimitError, ServeError, StorageFailed, from_code
-from hitsend.core.limits import RateWindows
+from hitsend.core.errors import LimitError, RateLimitExceeded, ServeError, StorageFailed, from_code
+from hitsend.core.limits import Level, RateWindows
 from hitsend.serve.access.quota import Ask, Quota, Used
 
 Send = Callable[[bytes], object]
+
+WARY_S = 5.0
+"""How long after a refusal the owner is asked before a caller's next request is read."""
+
+MOST_WARY = 1000
+"""Callers of whom that is remembered."""
 
 
 class Reserve(msgspec.Struct, frozen=True, tag="reserve"):
@@ -32,6 +39,13 @@ class Preview(msgspec.Struct, frozen=True, tag="preview"):
 
     number: int
     ask: Ask
+
+
+class Shed(msgspec.Struct, frozen=True, tag="shed"):
+    """`Quota.shed`; answered by `Granted` without windows."""
+
+    number: int
+    levels: tuple[Level, ...]
 
 
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
@@ -62,7 +76,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_asked = msgspec.msgpack.Decoder(Reserve | Preview | Settle)
+_asked = msgspec.msgpack.Decoder(Reserve | Preview | Shed | Settle)
 _answered = msgspec.msgpack.Decoder(Granted | Refusal)
 
 
@@ -99,6 +113,8 @@ class QuotaDesk:
             task.add_done_callback(lambda done: self._reserved(key, done))
         elif isinstance(asked, Preview):
             self._run(self._preview(gateway, asked))
+        elif isinstance(asked, Shed):
+            self._run(self._shed(gateway, asked))
         else:
             waiting = self._reserving.get((gateway, asked.request_id))
             if waiting is not None:  # its caller doesn't wait for it any more
@@ -137,6 +153,13 @@ class QuotaDesk:
         except ServeError as error:
             self._tell(gateway, _refusal(asked.number, error))
 
+    async def _shed(self, gateway: int, asked: Shed) -> None:
+        try:
+            await self._quota.shed(asked.levels)
+            self._tell(gateway, Granted(asked.number))
+        except ServeError as error:
+            self._tell(gateway, _refusal(asked.number, error))
+
     async def _settle(self, gateway: int, asked: Settle) -> None:
         await self._end(gateway, asked.request_id, asked.used)
         self._tell(gateway, Granted(asked.number))
@@ -159,11 +182,15 @@ class RemoteQuota:
         self._send = send
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[RateWindows]] = {}
+        self._refused: OrderedDict[tuple[Level, ...], float] = OrderedDict()
 
     async def reserve(self, ask: Ask) -> RateWindows:
         """Take it, on every level at once. Raises what the owner's quota raises, and StorageFailed when it is gone."""
         try:
             return await self._call(number := next(self._numbers), Reserve(number, ask))
+        except RateLimitExceeded:
+            self._note_refusal(ask.levels)
+            raise
         except asyncio.CancelledError:
             # what was, or will be, taken for it goes back; the owner reads this after it
             self._send(_encode(Settle(next(self._numbers), ask.request_id, Used(requests=0))))
@@ -172,6 +199,27 @@ class RemoteQuota:
     async def preview(self, ask: Ask) -> RateWindows:
         """What `reserve` would return or raise now; takes nothing."""
         return await self._call(number := next(self._numbers), Preview(number, ask))
+
+    async def shed(self, levels: Sequence[Level]) -> None:
+        """See `Quota.shed`: asks the owner only for callers who were refused a moment ago."""
+        found = tuple(levels)
+        until = self._refused.get(found) if self._refused else None
+        if until is None:
+            return
+        if asyncio.get_running_loop().time() >= until:
+            del self._refused[found]
+            return
+        try:
+            await self._call(number := next(self._numbers), Shed(number, found))
+        except RateLimitExceeded:
+            self._note_refusal(found)
+            raise
+
+    def _note_refusal(self, levels: tuple[Level, ...]) -> None:
+        self._refused[levels] = asyncio.get_running_loop().time() + WARY_S
+        self._refused.move_to_end(levels)
+        if len(self._refused) > MOST_WARY:
+            self._refused.popitem(last=False)
 
     async def settle(self, request_id: str, used: Used) -> None:
         """End the reservation, and know that it has ended. Never raises."""
@@ -198,7 +246,7 @@ class RemoteQuota:
             if not future.done():
                 future.set_exception(_gone())
 
-    async def _call(self, number: int, asked: Reserve | Preview | Settle) -> RateWindows:
+    async def _call(self, number: int, asked: Reserve | Preview | Shed | Settle) -> RateWindows:
         if not self._send(_encode(asked)):
             raise _gone()
         future = self._waiting[number] = asyncio.get_running_loop().create_future()

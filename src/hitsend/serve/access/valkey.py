@@ -109,7 +109,7 @@ class ValkeyQuota:
         if hold is not None:
             await self._settle(hold, used)
 
-    def shed(self, levels: Sequence[Level]) -> None:
+    async def shed(self, levels: Sequence[Level]) -> None:
         """Nothing: what is left is known on the server only, and `reserve` asks there."""
 
     def health(self) -> QuotaHealth:

@@ -76,6 +76,7 @@ class ChatBody(SamplingIn, frozen=True, kw_only=True, forbid_unknown_fields=True
     parallel_tool_calls: bool | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    cache_salt: Label | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: Any = None
     reasoning_effort: str | None = None
@@ -170,6 +171,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         add_generation_prompt=opens_turn,
         continue_final_message=continues_turn,
         user=wire.user,
+        cache_salt=wire.cache_salt,
         metadata=wire.metadata or {},
         warnings=warnings,
         tools=tools,

@@ -91,7 +91,7 @@ async def _echoes(request: Request, text: Text) -> tuple[str, ...]:
     found = []
     for index, prompt in enumerate(request.prompts):
         try:
-            found.append(prompt if isinstance(prompt, str) else await text.detokenize(prompt))
+            found.append(prompt if isinstance(prompt, str) else await text.detokenize(prompt, model=request.model))
         except InvalidRequest as error:
             where = "prompt" if len(request.prompts) == 1 else f"prompt[{index}]"
             raise InvalidRequest(error.message.replace("tokens:", f"{where}:"), param=where) from None

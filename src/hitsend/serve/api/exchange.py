@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.ids import IDS
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.serve.access.rights import check_model
@@ -39,7 +40,7 @@ class RequestIds:
     def choose(self, asked: list[bytes]) -> str:
         """The client's own id when it sent one good one; a repeated one (a retry) gets a suffix. Else a new one."""
         if len(asked) != 1 or not _REQUEST_ID.fullmatch(asked[0]):
-            return f"req_{secrets.token_hex(12)}"
+            return f"req_{IDS.take(12)}"
         chosen = asked[0].decode()
         if chosen in self._given:
             chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"
@@ -106,10 +107,10 @@ class Exchange:
     def check_tokenizer(self, asked: str | None) -> None:
         """Raises PermissionDenied where the model whose tokenizer would be used isn't this caller's.
 
-        Tokenising reads any name, since one tokenizer serves: a name that nobody serves means that one.
+        Tokenising reads any name: one that nobody serves means the first model's tokenizer.
         """
         served = [model.id for model in self.services.models()]
-        used = asked if asked in served else self.default_model
+        used = asked if asked in served else next(iter(served), None)
         if used is not None:
             check_model(self.principal, used, served)
 

@@ -6,6 +6,7 @@ nothing but whether the engine makes progress, since it is the one route without
 """
 
 import base64
+import contextlib
 import hashlib
 import re
 from importlib.resources import files
@@ -13,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from hitsend.core.errors import NotFound
+from hitsend.core.errors import EngineUnavailable, NotFound
+from hitsend.core.vocabulary import Vocabulary
 from hitsend.inspect.explain import explain
 from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.api.exchange import Exchange
@@ -96,11 +98,14 @@ async def tokens(exchange: Exchange) -> None:
     """The prompt's tokens one by one, where its ids were captured by the model that runs here. Raises NotFound."""
     record = msgspec.json.decode(await _record(exchange), type=_Prompted)
     ids = next((event.prompt_token_ids for event in record.events if event.prompt_token_ids is not None), None)
-    is_ours = record.model in {model.id for model in exchange.services.models()}
-    if ids is None or not is_ours:
+    is_served = record.model in {model.id for model in exchange.services.models()}
+    table: Vocabulary | None = None
+    if record.model is not None and is_served:
+        with contextlib.suppress(EngineUnavailable):  # a model that isn't loaded at the moment
+            table = exchange.services.text.vocabulary_of(record.model)
+    if ids is None or table is None:
         await exchange.answer_json({"is_captured": False, "prompt": []})
         return
-    table = exchange.services.text.vocabulary
     known = (token_id for token_id in ids if token_id < table.size)
     shown = [{"id": one, "text": table.spelling(one), "is_control": one in table.control_ids} for one in known]
     await exchange.answer_json({"is_captured": True, "prompt": shown})
@@ -114,7 +119,7 @@ async def state(exchange: Exchange) -> None:
 
 async def models(exchange: Exchange) -> None:
     """All served models that the caller may use."""
-    usable = [_model(model) for model in _served(exchange) if may_use(exchange.principal, model.id)]
+    usable = [_model(exchange, model) for model in _served(exchange) if may_use(exchange.principal, model.id)]
     await exchange.answer_json({"object": "list", "data": usable})
 
 
@@ -122,7 +127,7 @@ async def model(exchange: Exchange) -> None:
     """One served model. Raises ModelNotFound."""
     served = {model.id: model for model in _served(exchange)}
     check_model(exchange.principal, exchange.param, served)
-    await exchange.answer_json(_model(served[exchange.param]))
+    await exchange.answer_json(_model(exchange, served[exchange.param]))
 
 
 def _served(exchange: Exchange) -> tuple[ServedModel, ...]:
@@ -157,13 +162,15 @@ def _owner(record: bytes) -> str | None:
     return msgspec.json.decode(record, type=_Owned).principal.key_id
 
 
-def _model(served: ServedModel) -> dict[str, Any]:
+def _model(exchange: Exchange, served: ServedModel) -> dict[str, Any]:
+    state = exchange.services.model_state(served.id)
     return {
         "id": served.id,
         "object": "model",
         "created": served.created,
         "owned_by": served.owned_by,
         "max_model_len": served.context,
+        **({"hitsend": state} if state else {}),
     }
 
 

@@ -27,7 +27,7 @@ async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     )
     try:
         _note_caller(exchange, flight)
-        services.shed(exchange.principal.levels)
+        await services.shed(exchange.principal.levels)
         yield flight
     except ServeError as error:
         if isinstance(error, LimitError) and error.windows is not None:

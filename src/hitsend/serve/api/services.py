@@ -125,12 +125,13 @@ class StoredResponses(Protocol):
 class Text(Protocol):
     """Tokenising outside of a chat."""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """What the ids of the model say that runs here."""
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        """What that model's ids say; None for one that runs elsewhere."""
         ...
 
-    async def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> tuple[int, ...]:
+    async def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
+    ) -> tuple[int, ...]:
         """Ids of a text; control spellings stay text unless asked for. Raises InvalidRequest."""
         ...
 
@@ -142,7 +143,7 @@ class Text(Protocol):
         """Ids of the request's rendered messages. Raises InvalidRequest."""
         ...
 
-    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+    async def detokenize(self, token_ids: tuple[int, ...], *, model: str | None = None) -> str:
         """The text of ids. Raises InvalidRequest for an id outside the vocabulary."""
         ...
 
@@ -183,15 +184,19 @@ async def _nothing_to_gather(_what: GatherFor) -> None:
     """One process knows everything by itself."""
 
 
+async def _nothing_to_shed(_levels: tuple[Level, ...]) -> None:
+    """No limits are counted."""
+
+
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
     where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
-    looks, and never waits. `gather` is awaited before `state` and `render_metrics` are asked: it brings in what other
-    processes have of their figures. `stopping` is set when the server begins to stop: what lasts as long as somebody
-    looks ends then.
+    looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
+    brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
+    and goes. `stopping` is set when the server begins to stop: what lasts as long as somebody looks ends then.
     """
 
     clock: Clock
@@ -215,8 +220,9 @@ class Services(msgspec.Struct, frozen=True):
     suited: Callable[[Request], Request]
     responses: StoredResponses | None
     admin: Administration | None = None
-    shed: Callable[[tuple[Level, ...]], None] = lambda _: None
+    shed: Callable[[tuple[Level, ...]], Awaitable[None]] = _nothing_to_shed
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
     stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    model_state: Callable[[str], dict[str, Any]] = lambda _: {}

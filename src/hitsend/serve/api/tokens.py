@@ -53,7 +53,7 @@ async def tokenize(exchange: Exchange) -> None:
         text = wire.content if wire.content is not None else wire.prompt
         add_special = bool(wire.add_special or wire.add_special_tokens)
         tokens = await exchange.services.text.tokenize(
-            text or "", add_special=add_special, parse_special=bool(wire.parse_special)
+            text or "", add_special=add_special, parse_special=bool(wire.parse_special), model=wire.model
         )
     await exchange.answer_json({"tokens": tokens, "count": len(tokens)})
 
@@ -63,7 +63,7 @@ async def detokenize(exchange: Exchange) -> None:
     body = await read_json_body(exchange.receive, exchange.headers, exchange.services.access)
     wire, _ = _read(exchange, body, DetokenizeBody)
     exchange.check_tokenizer(wire.model)
-    text = await exchange.services.text.detokenize(tuple(wire.tokens))
+    text = await exchange.services.text.detokenize(tuple(wire.tokens), model=wire.model)
     await exchange.answer_json({"content": text, "prompt": text})
 
 

@@ -1,27 +1,26 @@
 """Opening the database, bringing its schema up to date, and handing out transactions.
 
-Enters: a SQLAlchemy URL. Leaves: a `Database`. Always true: it is at the newest schema once `open` returned; writers on
-SQLite take the write lock when their transaction begins (no upgrade deadlocks); SQLite runs in WAL mode with
-`synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost (one fsync per commit) is shared by
-all requests of a group, see `writer.py`. On PostgreSQL (`postgres.py`) every transaction has a bound, and whatever
-comes of a server that is gone or hangs is a `DatabaseAway`. Next: `writer.py`.
+Enters: a SQLAlchemy URL. Leaves: a `Database`. Always true: it is at the newest schema once `open` returned; what
+SQLite is told, and how it writes, stands in `sqlite.py`; on PostgreSQL (`postgres.py`) every transaction has a bound,
+and whatever comes of a server that is gone or hangs is a `DatabaseAway`. Next: `sqlite.py`.
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.database import sqlite
+from hitsend.serve.database.sqlite import SqliteThread
 from hitsend.settings import UsageSettings
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ SCHEMA_HEAD = "0005"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
 
 FILE_NAME = "hitsend.sqlite3"
-BUSY_TIMEOUT_MS = 5000
 _WAL_ATTEMPTS = 50
 _WAL_PAUSE_S = 0.1
 
@@ -66,14 +64,8 @@ class Database:
         reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self._is_remote else {}
         self._reading = engine.execution_options(**reading)
         self._writing = engine.execution_options(hitsend_writes=True)
-        self._thread: ThreadPoolExecutor | None = None
-        self._in_thread: Engine | None = None
-        if not self._is_remote:
-            # one hop to a thread per transaction; the asynchronous driver makes several per statement
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
-            self._in_thread = _listening(
-                create_engine(engine.url.set(drivername="sqlite"), hide_parameters=True)
-            ).execution_options(hitsend_writes=True)
+        # one hop to a thread per transaction; the asynchronous driver makes several per statement
+        self._thread = None if self._is_remote else SqliteThread(engine.url)
 
     @classmethod
     async def open(cls, url: str, settings: UsageSettings | None = None) -> "Database":
@@ -97,7 +89,7 @@ class Database:
     def sync_engines(self) -> tuple[Engine, ...]:
         """Everything that statements go through, for who wants to watch them (tests make them fail)."""
         ours = self.engine.sync_engine
-        return (ours,) if self._in_thread is None else (ours, self._in_thread)
+        return (ours,) if self._thread is None else (ours, self._thread.engine)
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncConnection]:
@@ -114,12 +106,16 @@ class Database:
         async with self._watched(), self._writing.begin() as connection:
             yield connection
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run it inside one transaction, which is durable when this returns. Raises as `writing`."""
-        if self._thread is None or self._in_thread is None:
+    async def write(self, work: Callable[[Connection], T], *, may_lag: bool = False) -> T:
+        """Run it inside one transaction, which is durable when this returns. Raises as `writing`.
+
+        With `may_lag` it need not survive a power cut before the next one that is durable (it does survive the death of
+        this process, and of the database's).
+        """
+        if self._thread is None:
             async with self.writing() as connection:
                 return await connection.run_sync(work)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _transact, self._in_thread, work)
+        return await self._thread.write(work, may_lag=may_lag)
 
     async def bring_up_to_date(self) -> None:
         """Run the migrations that are missing; of several processes one does, the others wait."""
@@ -150,9 +146,8 @@ class Database:
             await asyncio.wait({closing}, timeout=self._limit_s)
         if closing.done() and not closing.cancelled() and closing.exception() is not None:
             logger.warning("the database's connections could not be closed: %s", closing.exception())
-        if self._thread is not None and self._in_thread is not None:
-            self._in_thread.dispose()
-            self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.close()
 
     @asynccontextmanager
     async def _watched(self, limit_s: float | None = None) -> AsyncGenerator[None]:
@@ -179,11 +174,6 @@ class Database:
         return DatabaseAway(f"{self.fault}: {cause}", is_silent=is_silent)
 
 
-def _transact(engine: Engine, work: Callable[[Connection], T]) -> T:
-    with engine.begin() as connection:
-        return work(connection)
-
-
 def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
     try:
         parsed = make_url(url)
@@ -202,13 +192,7 @@ def _create_engine(url: str, settings: UsageSettings) -> AsyncEngine:
         ) from error
     except OSError as error:
         raise ConfigError(f"server.data_dir: can't create {parsed.database}: {error.strerror}") from error
-    _listening(engine.sync_engine)
-    return engine
-
-
-def _listening(engine: Engine) -> Engine:
-    event.listen(engine, "connect", _on_sqlite_connect)
-    event.listen(engine, "begin", _on_sqlite_begin)
+    sqlite.listening(engine.sync_engine)
     return engine
 
 
@@ -229,22 +213,6 @@ def _create_file(path: Path) -> None:
     """Private before SQLite creates it with the umask's rights; its -wal and -shm inherit the mode."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-
-
-def _on_sqlite_connect(connection: Any, _: Any) -> None:
-    # the driver's own transaction control begins lazily and never IMMEDIATE; None leaves BEGIN to us
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _on_sqlite_begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("hitsend_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 async def _enter_wal(database: Database) -> None:

@@ -172,8 +172,8 @@ RECORDS = Table(
         *("wall_ms", "ttft_ms", "cost_microusd"),
     ),
 )
-"""`body` is the record's JSON, deflated with zlib. The index holds all that is searched by: a search walks it from the
-newest record on, and reads only rows that it shows."""
+"""`body` are the record's facts as `core/shown.py` packs them, or its JSON; deflated with zlib where they are long. The
+index holds all that is searched by: a search walks it from the newest record on, and reads only rows that it shows."""
 
 RESPONSES = Table(
     "responses",

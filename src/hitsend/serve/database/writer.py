@@ -1,10 +1,11 @@
 """The one writer: many operations, one transaction, one fsync.
 
-Enters: operations, each a function of a connection. Leaves: their results, once they are durable. Always true:
-operations run in the order in which they were submitted; when a group fails, each of its operations is tried once more,
-alone, so that a bad one ends nobody else's; when the database was lost, the whole group is tried once more on a new
-connection, and a database that hangs is not asked twice; an operation may run twice and must therefore be idempotent;
-one that was submitted runs even if nobody waits for it any more. Next: `usage/ledger.py`.
+Enters: operations, each a function of a connection. Leaves: their results, once they are durable (or only committed,
+where that is enough: `may_lag`). Always true: operations run in the order in which they were submitted; when a group
+fails, each of its operations is tried once more, alone, so that a bad one ends nobody else's; when the database was
+lost, the whole group is tried once more on a new connection, and a database that hangs is not asked twice; an operation
+may run twice and must therefore be idempotent; one that was submitted runs even if nobody waits for it any more.
+Next: `usage/ledger.py`.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ operations come one after the other, and never wait."""
 class _Item:
     """An operation, or a bulk with its argument, and the place where the result goes."""
 
-    __slots__ = ("argument", "bulk", "future", "operation")
+    __slots__ = ("argument", "bulk", "future", "may_lag", "operation")
 
     def __init__(
         self,
@@ -50,8 +51,11 @@ class _Item:
         operation: Operation[Any] | None = None,
         bulk: Bulk[Any, Any] | None = None,
         argument: Any = None,
+        *,
+        may_lag: bool = False,
     ) -> None:
         self.future = future
+        self.may_lag = may_lag
         self.operation = operation
         self.bulk = bulk
         self.argument = argument
@@ -91,9 +95,13 @@ class Writer:
         self._put(item)
         return item.future
 
-    def submit_bulk(self, bulk: Bulk[A, T], argument: A) -> asyncio.Future[T]:
-        """Queue one argument of a bulk. It runs where the first of its group stands: it may not need one before it."""
-        item = _Item(asyncio.get_running_loop().create_future(), bulk=bulk, argument=argument)
+    def submit_bulk(self, bulk: Bulk[A, T], argument: A, *, may_lag: bool = False) -> asyncio.Future[T]:
+        """Queue one argument of a bulk. It runs where the first of its group stands: it may not need one before it.
+
+        What `may_lag` must survive the death of any process, but not a power cut: a group of nothing else is committed
+        without waiting for the disk. The next commit that waits takes it along.
+        """
+        item = _Item(asyncio.get_running_loop().create_future(), bulk=bulk, argument=argument, may_lag=may_lag)
         self._put(item)
         return item.future
 
@@ -166,7 +174,8 @@ class Writer:
     async def _transact(self, group: list[_Item]) -> list[Any]:
         bulks = _bulks(group)
         if all(item.bulk is not None for item in group):
-            done = await self._database.write(partial(_run_bulks, bulks=bulks))
+            may_lag = all(item.may_lag for item in group)
+            done = await self._database.write(partial(_run_bulks, bulks=bulks), may_lag=may_lag)
             return [done[id(item)] for item in group]
         results: dict[int, Any] = {}
         async with self._database.writing() as connection:

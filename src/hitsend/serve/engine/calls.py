@@ -60,6 +60,7 @@ def _pieces(start: int, end: int, position: int, most: int) -> Iterator[tuple[in
     while start < end:
         left, over = end - start, position % PIECE
         whole = left - left % PIECE or left
-        size = min(longest, PIECE - over, left) if over else min(longest, whole)
+        # What is shorter than a tile goes the same way at any position: cutting it would only make another call.
+        size = min(longest, PIECE - over, left) if over and left >= PIECE else min(longest, whole)
         yield start, size
         start, position = start + size, position + size

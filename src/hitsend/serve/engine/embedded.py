@@ -23,6 +23,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.engine.generation import BatchTotals, EmbeddedGeneration
 from hitsend.serve.engine.keeper import ChildKeeper, EngineLine
+from hitsend.serve.engine.prefix_salt import salt_of
 from hitsend.serve.engine.protocol import EngineState, Job, StepFigures
 from hitsend.serve.loop.messages import (
     Done,
@@ -33,11 +34,12 @@ from hitsend.serve.loop.messages import (
     StepReport,
     Submit,
     WasAdmitted,
+    WasMatched,
     WasPreempted,
     WasQueued,
 )
 from hitsend.serve.loop.shares import Path, most_waiting, path_of
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 _SEED_MASK = 2**63 - 1
 
@@ -51,14 +53,16 @@ class _Figures(msgspec.Struct):
     slots_used: int = 0
     preemptions_total: int = 0
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
     step_ended_at: float | None = None
 
 
 class EmbeddedEngine:
     """See `protocol.Engine`. `model_path` is a GGUF file; `pause_tokens` is `StreamSettings.pause_tokens`.
 
-    `on_step` is told every step, for the metrics. `line`: the way to a child that others use too; without it, this
-    engine starts and keeps one of its own.
+    `on_step` is told every step, for the metrics, `on_rest` whenever the last running job has ended. `line`: the way to
+    a child that others use too; without it, this engine starts and keeps one of its own, with `adapters`.
     """
 
     takes: Literal["tokens"] = "tokens"
@@ -75,14 +79,17 @@ class EmbeddedEngine:
         model: str,
         pause_tokens: int,
         on_step: Callable[[StepFigures], None] = lambda _: None,
+        on_rest: Callable[[], None] = lambda: None,
         line: EngineLine | None = None,
+        adapters: tuple[AdapterSettings, ...] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._name = name
         self._pause_tokens = pause_tokens
         self._on_step = on_step
-        self._line = line or ChildKeeper(settings, model_path, clock, model=model)
+        self._on_rest = on_rest
+        self._line = line or ChildKeeper(settings, model_path, clock, model=model, adapters=adapters)
         self._line.attach(self._receive, self._went_down)
         self._generations: dict[str, EmbeddedGeneration] = {}
         self._figures = _Figures()
@@ -100,6 +107,11 @@ class EmbeddedEngine:
             raise self._unavailable()
         return facts
 
+    @property
+    def num_open(self) -> int:
+        """Jobs that the child has."""
+        return len(self._generations)
+
     async def start(self) -> None:
         """Load the model; returns when it can serve. Raises ConfigError with the reason, or EngineUnavailable."""
         await self._line.start()
@@ -113,34 +125,31 @@ class EmbeddedEngine:
         """Refuse at once what can never fit; and, when the queue is full, who has the most waiting in it."""
         if not self._line.is_ready:
             raise self._unavailable()
-        num_prompt_tokens, limit = len(job.prompt_token_ids), self.facts.cells_per_slot
-        if not job.prompt_token_ids or job.n < 1 or job.max_tokens < 1:
-            raise InvalidRequest(
-                f"{num_prompt_tokens} prompt tokens, n {job.n}, max_tokens {job.max_tokens}: at least 1 each."
-            )
-        if num_prompt_tokens + job.max_tokens > limit:
-            raise ContextLengthExceeded(
-                f"The prompt has {num_prompt_tokens} tokens and up to {job.max_tokens} were asked for: together "
-                f"{num_prompt_tokens + job.max_tokens}, more than the {limit} that one request can have here.",
-                param="messages",
-            )
-        most = self._settings.max_waiting + self.facts.num_slots
-        if job.n > most:
-            raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")
+        check_job(job, self.facts.cells_per_slot, self._most)
+        self.shed(job.tenant, job.n)
+
+    @property
+    def _most(self) -> int:
+        return self._settings.max_waiting + self.facts.num_slots
+
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """Refuse at once, when the queue is full, who has the most waiting in it."""
+        if not self._line.is_ready:
+            raise self._unavailable()
         waiting = sum(generation.num_waiting for generation in self._generations.values())
-        places = most - self._figures.slots_used
-        if waiting + job.n > places and self._must_yield(job):
+        places = self._most - self._figures.slots_used
+        if waiting + choices > places and choices <= self._most and self._must_yield(tenant, choices):
             raise ServerOverloaded(
-                f"The queue is full: {waiting} waiting, {job.n} more, room for {places}.", retry_after_s=1.0
+                f"The queue is full: {waiting} waiting, {choices} more, room for {places}.", retry_after_s=1.0
             )
 
-    def _must_yield(self, job: Job) -> bool:
+    def _must_yield(self, tenant: tuple[str, ...], choices: int) -> bool:
         """As the loop will find; somebody else makes room there otherwise."""
         waiting: Counter[Path] = Counter()
         for generation in self._generations.values():
             waiting[path_of(generation.job.tenant)] += generation.num_waiting
-        path = path_of(job.tenant)
-        return most_waiting(waiting, path, job.n) == path
+        path = path_of(tenant)
+        return most_waiting(waiting, path, choices) == path
 
     def generate(self, job: Job) -> EmbeddedGeneration:
         """Submit the job. Raises what `admit` raises, and EngineUnavailable while the child is down."""
@@ -158,6 +167,9 @@ class EmbeddedEngine:
             tier=job.tier,
             tenant=job.tenant,
             constraint=job.constraint,
+            adapter=job.adapter,
+            cache_salt=salt_of(self.facts, self._settings.prefix_cache_scope, job.tenant, job.cache_salt, job.adapter),
+            boundaries=job.boundaries,
         )
         if not self._line.send(submit):
             raise self._unavailable()
@@ -181,6 +193,8 @@ class EmbeddedEngine:
             preemptions_total=figures.preemptions_total,
             progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
             check=figures.check,
+            cells_cached=figures.cells_cached,
+            cache_bytes=figures.cache_bytes,
         )
 
     def _went_down(self, error: ServeError) -> None:
@@ -193,6 +207,8 @@ class EmbeddedEngine:
         self._generations.clear()
         for generation in taken:
             generation.fail(error)
+        if taken:
+            self._on_rest()
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable("The engine is starting or restarting; try again in a moment.", retry_after_s=1.0)
@@ -210,6 +226,7 @@ class EmbeddedEngine:
         figures.running, figures.waiting = pulse.num_running, pulse.num_waiting
         figures.cells_used, figures.slots_used = pulse.cells_used, pulse.slots_used
         figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
+        figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
 
     def _stepped(self, report: StepReport) -> None:
         figures = self._figures
@@ -227,6 +244,7 @@ class EmbeddedEngine:
                 output_tokens=sum(len(row.sampled) for row in report.rows),
                 step_s=report.ended_at - (figures.step_ended_at or report.started_at),
                 decode_s=report.decode_s,
+                drafts=tuple(row.drafted for row in report.rows if row.drafted is not None),
             )
         )
         # what lies between two steps is the loop's own time, unless there was nothing to do
@@ -242,7 +260,7 @@ class EmbeddedEngine:
             self._told(done)
 
     def _told(self, report: Report) -> None:
-        if not isinstance(report, WasQueued | WasAdmitted | WasPreempted | Done):
+        if not isinstance(report, WasQueued | WasAdmitted | WasMatched | WasPreempted | Done):
             return
         generation = self._generations.get(report.request_id)
         if generation is None:
@@ -251,9 +269,30 @@ class EmbeddedEngine:
             generation.queued(report)
         elif isinstance(report, WasAdmitted):
             generation.admitted(report)
+        elif isinstance(report, WasMatched):
+            generation.matched(report)
         elif isinstance(report, WasPreempted):
             generation.preempted(report)
         else:
             generation.done(report, self._figures.cells_used)
             if generation.is_over:
                 del self._generations[report.request_id]
+                if not self._generations:
+                    self._on_rest()
+
+
+def check_job(job: Job, limit: int, most: int) -> None:
+    """Refuse what can never run where a sequence can have `limit` tokens and `most` choices can run and wait."""
+    num_prompt_tokens = len(job.prompt_token_ids)
+    if not job.prompt_token_ids or job.n < 1 or job.max_tokens < 1:
+        raise InvalidRequest(
+            f"{num_prompt_tokens} prompt tokens, n {job.n}, max_tokens {job.max_tokens}: at least 1 each."
+        )
+    if num_prompt_tokens + job.max_tokens > limit:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens and up to {job.max_tokens} were asked for: together "
+            f"{num_prompt_tokens + job.max_tokens}, more than the {limit} that one request can have here.",
+            param="messages",
+        )
+    if job.n > most:
+        raise InvalidRequest(f"n: {job.n} choices, but only {most} can run and wait here at all.", param="n")

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import EngineFailed, ServeError, from_code
-from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, Queued, Released, Resumed, Step
+from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, PrefixMatched, Queued, Released, Resumed, Step
 from hitsend.core.lifecycle import FinishReason
 from hitsend.serve.engine.protocol import ChoiceDone, EngineEvent, Job, Produced, PromptScored, Tokens
 from hitsend.serve.loop.messages import (
@@ -25,6 +25,7 @@ from hitsend.serve.loop.messages import (
     Row,
     StepReport,
     WasAdmitted,
+    WasMatched,
     WasPreempted,
     WasQueued,
 )
@@ -54,6 +55,7 @@ class EmbeddedGeneration:
         self._silent: set[int] = set()
         self._waiting = set(range(job.n))
         self._computed = [0] * job.n
+        self._cached = [0] * job.n
         self._outputs = [0] * job.n
         self._unread = 0
         self._is_paused = False
@@ -94,7 +96,8 @@ class EmbeddedGeneration:
     @property
     def produced(self) -> Produced:
         """Counts so far; final after `aclose()`."""
-        return Produced(max(self._computed), tuple(self._outputs))
+        furthest = max(range(self.job.n), key=lambda i: (self._cached[i] + self._computed[i], self._computed[i]))
+        return Produced(self._computed[furthest], tuple(self._outputs), cached_tokens=self._cached[furthest])
 
     async def end_choice(self, choice: int) -> None:
         """Stop one choice whose end was found in its text. Does not wait."""
@@ -134,6 +137,24 @@ class EmbeddedGeneration:
         self._waiting.discard(report.choice)
         self._emit(Admitted(report.at, report.choice, report.slot, report.cells_free, report.cells_reserved))
 
+    def matched(self, report: WasMatched) -> None:
+        """One choice's prompt was looked up in the prefix cache."""
+        num_prompt_tokens = len(self.job.prompt_token_ids)
+        self._cached[report.choice] = report.num_usable
+        self._emit(
+            PrefixMatched(
+                at=report.at,
+                choice=report.choice,
+                prompt_tokens=num_prompt_tokens,
+                matched_tokens=report.num_matched,
+                cached_tokens=report.num_usable,
+                source=report.source or None,
+                differs_at=report.position,
+                cached_token_id=report.known_token_id,
+                prompt_token_id=report.token_id,
+            )
+        )
+
     def preempted(self, report: WasPreempted) -> None:
         """One choice lost it."""
         self._waiting.add(report.choice)
@@ -153,6 +174,7 @@ class EmbeddedGeneration:
                 batch_prefill_tokens=batch.prefill_tokens,
                 batch_decode_tokens=batch.decode_tokens,
                 batch_sequences=batch.sequences,
+                drafts=tuple(row.drafted for row in rows if row.drafted is not None),
             )
         )
         for row in rows:
@@ -170,6 +192,7 @@ class EmbeddedGeneration:
         self._waiting.discard(report.choice)
         self._computed[report.choice] = report.num_prompt_tokens_computed
         self._outputs[report.choice] = report.num_output_tokens
+        self._cached[report.choice] = report.num_cached_tokens
         if not self._open:
             self._emit(Released(report.at, cells_used))
             self._released.set()
@@ -192,8 +215,8 @@ class EmbeddedGeneration:
         self._wake.set()
 
     def _count(self, row: Row, at: float) -> None:
-        num_prompt_tokens = len(self.job.prompt_token_ids)
-        self._computed[row.choice] = min(num_prompt_tokens, self._computed[row.choice] + row.prefill_tokens)
+        most = len(self.job.prompt_token_ids) - self._cached[row.choice]
+        self._computed[row.choice] = min(most, self._computed[row.choice] + row.prefill_tokens)
         self._outputs[row.choice] += len(row.sampled)
         if row.scored and not self._is_closed:
             self._emit(PromptScored(row.choice, row.scored))

@@ -19,7 +19,7 @@ from hitsend.core.errors import ConfigError, EngineFailed, EngineUnavailable, Se
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, encode, report_decoder
 from hitsend.serve.loop.messages import Command, EngineFacts, Ready, Report, Shutdown, StepReport
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 HANG_FACTOR = 8
@@ -88,10 +88,11 @@ class ChildKeeper:
         clock: Clock,
         *,
         model: str,
+        adapters: tuple[AdapterSettings, ...] = (),
         on_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._config = WorkerConfig(model, model_path, settings)
+        self._config = WorkerConfig(model, model_path, settings, adapters)
         self._clock = clock
         self._on_up = on_up
         self._on_report: OnReport = lambda _report, _body: None

@@ -195,6 +195,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_get_size_ext": (_Z, [_P, _I, _U]),
     "llama_state_seq_get_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
     "llama_state_seq_set_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
+    "llama_adapter_lora_init": (_P, [_P, _S]),
+    "llama_set_adapters_lora": (_I, [_P, _P, _Z, _P]),
     "llama_decode": (_I, [_P, BatchStruct]),
     "llama_get_logits": (_P, [_P]),
     "llama_get_embeddings_seq": (_P, [_P, _I]),
@@ -202,6 +204,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
 }
+_CONVERTING: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_quantize_chunk": (_Z, [_I, _P, _P, c.c_int64, c.c_int64, c.c_int64, _P]),
+    **{
+        f"dequantize_row_{name}": (None, [_P, _P, c.c_int64])
+        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
+    },
+}
+"""What only changing a layout needs: a build without it serves all the same. Found when used."""
 
 
 class Library:
@@ -217,8 +227,10 @@ class Library:
         functions.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS:
+        if name not in _FUNCTIONS and name not in _CONVERTING:
             raise AttributeError(name)
+        if not hasattr(self._functions, name):
+            raise ConfigError(f"engine.layout: {self.path} can't convert weights: it lacks {name}")
         function: Callable[..., Any] = getattr(self._functions, name)
         return function
 
@@ -263,7 +275,8 @@ def open_library(path: str | None = None) -> Library:
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ConfigError(f"engine.libllama: {where} is not a usable libllama: it lacks {shown}")
-    for name, (result, arguments) in _FUNCTIONS.items():
+    converting = {name: types for name, types in _CONVERTING.items() if hasattr(functions, name)}
+    for name, (result, arguments) in (_FUNCTIONS | converting).items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     build = _packaged_build() if path is None else _build_number(functions)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.calls import cut_by_length, cut_in_order
 from hitsend.serve.engine.libllama import floats_at, new_batch
 from hitsend.serve.engine.shape import CellPlan
@@ -25,6 +26,9 @@ CALL_S = 4.0
 
 MAX_CALL_TOKENS = 512
 """Also the library's micro-batch, so that it never cuts a call itself."""
+
+KV_TYPES = {"f16": 1, "q8_0": 8}
+"""ggml's numbers of the types that keys and values may have."""
 
 _PREFILL_GAIN = 3
 """A batch is at least so much faster per token than a single token, on any machine we measured."""
@@ -45,12 +49,15 @@ class LlamaDecoder:
         step_tokens: int,
         num_threads: int,
         is_unified: bool,
+        adapters: Adapters | None = None,
+        kv_type: str = "f16",
     ) -> None:
         self._clock = clock
+        self._adapters = adapters
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
         self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
-        self._context = self._open(num_threads)
+        self._context = self._open(num_threads, KV_TYPES[kv_type])
         self._memory: int = self._lib.llama_get_memory(self._context)
         self._vocab_size = model.vocabulary.num_tokens
         self._end = model.vocabulary.eog
@@ -62,6 +69,16 @@ class LlamaDecoder:
         pointers = self._slots.ctypes.data + np.arange(size, dtype=np.uint64) * self._slots.itemsize
         self._arrays = (self._ids, self._positions, np.ones(size, np.int32), pointers, self._wants)
         self.on_progress: Callable[[], None] | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        """What it computes with."""
+        return self._model
+
+    @property
+    def plan(self) -> CellPlan:
+        """Its slots and cells."""
+        return self._plan
 
     @property
     def vocab_size(self) -> int:
@@ -98,11 +115,23 @@ class LlamaDecoder:
         """Tokens by which the model says that it has finished."""
         return self._end
 
+    @property
+    def adapter_names(self) -> frozenset[str]:
+        """The adapters that a batch may name."""
+        return frozenset() if self._adapters is None else self._adapters.names
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
+        return not self._model.is_recurrent
+
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
         count = len(batch.token_ids)
         if not 0 < count <= self._max_batch:
             raise DecoderFailed(f"a batch of {count} tokens, limit {self._max_batch}", is_fatal=False)
+        if self._adapters is not None:
+            self._adapters.use(self._context, batch.adapter)
         if self._is_unified:
             calls = cut_in_order(count, self._call_tokens)
         else:
@@ -190,7 +219,7 @@ class LlamaDecoder:
             self._lib.llama_free(self._context)
             self._context = 0
 
-    def _open(self, num_threads: int) -> int:
+    def _open(self, num_threads: int, kv_type: int) -> int:
         lib, plan = self._lib, self._plan
         params = lib.default_context_params()
         params.n_ctx = plan.num_cells
@@ -199,6 +228,7 @@ class LlamaDecoder:
         params.n_seq_max = plan.num_slots
         params.n_threads = params.n_threads_batch = num_threads
         params.kv_unified = self._is_unified
+        params.type_k = params.type_v = kv_type
         lib.take_lines()
         context: int = lib.llama_init_from_model(self._model.handle, params) or 0
         if not context:

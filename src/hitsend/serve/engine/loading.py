@@ -6,16 +6,21 @@ that can't work is a ConfigError with a reason, raised before anything is alloca
 
 import math
 import os
+import secrets
 import sys
 from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.convert import LAYOUT_KEY
 from hitsend.serve.engine.grammar import Compiler
+from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
@@ -25,12 +30,13 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     """Judge the file, load it, make room for its sequences, warm up. Raises ConfigError."""
     settings, path = config.settings, config.model_path
     header = read_header(path)
-    shape = memory_shape(header)
+    shape = memory_shape(header, settings.kv_type)
     plan = plan_cells(shape, settings)
     library = open_library(settings.libllama)
     model = LoadedModel(library, path)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
+    adapters = Adapters(model, header.architecture, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
         model,
@@ -39,8 +45,11 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
         is_unified=plan.is_unified,
+        adapters=adapters,
+        kv_type=settings.kv_type,
     )
     decoder.warm_up()
+    speculation, why_not = way_to_speculate(decoder, settings)
     facts = EngineFacts(
         model=config.name,
         architecture=header.architecture,
@@ -55,8 +64,14 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=library.llama_model_size(model.handle),
         num_threads=num_threads,
-        is_hybrid=library.llama_model_is_hybrid(model.handle) or library.llama_model_is_recurrent(model.handle),
+        is_hybrid=model.is_recurrent,
+        adapters=tuple(sorted(adapters.names)),
+        cache_secret=secrets.token_hex(32),
         metadata=dict(model.metadata),
+        layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
+        kv_type=settings.kv_type,
+        speculation=speculation,
+        speculation_reason=why_not,
     )
     return decoder, facts, compiler_for(model)
 

@@ -49,6 +49,12 @@ class ModelFile(msgspec.Struct, frozen=True):
     name: str
     origin: str
     generation_config: dict[str, Any] = {}
+    weights: str | None = None
+
+    @property
+    def weights_path(self) -> str:
+        """The file whose weights are loaded: a converted copy where there is one."""
+        return self.weights or self.path
 
 
 class HubFile(msgspec.Struct, frozen=True):

@@ -100,7 +100,7 @@ class OpenAIEngine:
             generation.fail(ShuttingDown("The server is shutting down."))
         await self.line.stop()
 
-    def admit(self, job: Job) -> None:
+    def shed(self, _tenant: tuple[str, ...], _choices: int) -> None:
         """Refuse at once while the breaker is open, or too many run there."""
         if self._is_stopping:
             raise ShuttingDown("The server is shutting down.")
@@ -112,6 +112,10 @@ class OpenAIEngine:
         if len(self._running) >= most:
             text = f"{len(self._running)} requests run at the upstream {self.name}, limit {most} (max_concurrent)."
             raise ServerOverloaded(text, retry_after_s=1.0)
+
+    def admit(self, job: Job) -> None:
+        """`shed`, and what no upstream takes."""
+        self.shed(job.tenant, job.n)
         if job.chat is None:
             raise InvalidRequest("prompts without messages can't be served by an upstream", param="prompt")
 
@@ -302,7 +306,7 @@ def _facts_of(settings: UpstreamSettings) -> EngineFacts:
     return EngineFacts(
         model=settings.name,
         architecture="upstream",
-        library=settings.kind,
+        library="openai",
         vocab_size=0,
         context_train=settings.context,
         num_slots=settings.max_concurrent,

@@ -12,6 +12,7 @@ import msgspec
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, Message, OutputFormat, Request, TextLogprob, ToolCallDelta, Usage
+from hitsend.serve.engine.alike import Alike
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
@@ -211,6 +212,7 @@ class ChunkReader:
     def __init__(self, n: int) -> None:
         self._rest = b""
         self._open = set(range(n))
+        self._alike = Alike()
         self.counts = [0] * n
         self.usage: Usage | None = None
         self.is_done = False
@@ -245,6 +247,11 @@ class ChunkReader:
                 self._read(document, deltas)
 
     def _read(self, document: bytes, deltas: list[Delta]) -> None:
+        text = self._alike.text(document)
+        if text is not None and self._alike.index in self._open:
+            self.counts[self._alike.index] += 1
+            deltas.append(Delta(self._alike.index, text))
+            return
         try:
             chunk = _decode(document)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -258,6 +265,8 @@ class ChunkReader:
                 raise Unreadable("a choice that was not asked for")
             if choice.index in self._open:
                 self._choice(choice, deltas)
+        if len(chunk.choices) == 1 and chunk.usage is None and (plain := _plain(chunk.choices[0])):
+            self._alike.learn(document, plain, chunk.choices[0].index)
 
     def _choice(self, choice: _ChoiceIn, deltas: list[Delta]) -> None:
         delta = choice.delta or _NOTHING
@@ -280,6 +289,15 @@ class ChunkReader:
 
 
 _NOTHING = _DeltaIn()
+
+
+def _plain(choice: _ChoiceIn) -> str | None:
+    """Its text, where it brings that and nothing else."""
+    delta = choice.delta
+    if delta is None or choice.finish_reason is not None or choice.logprobs is not None:
+        return None
+    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
+    return delta.content if not any(others) else None
 
 
 def _document(event: bytes) -> bytes:

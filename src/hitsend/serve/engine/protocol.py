@@ -12,12 +12,15 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
+from hitsend.core.drafts import Drafted
 from hitsend.core.events import (
     Admitted,
     Answered,
     FirstToken,
+    ModelLoaded,
     Paused,
     Preempted,
+    PrefixMatched,
     Queued,
     Released,
     Resumed,
@@ -35,8 +38,9 @@ class Job(msgspec.Struct, frozen=True):
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
     `num_prompt_estimated` what is billed where the engine doesn't say.
-    `tier` and `tenant`: see `Submit`. `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts`
-    it is split before it reaches an engine (see `several.py`).
+    `tier`, `tenant`, `adapter`, `boundaries`: see `Submit`. `cache_salt` is the client's, and parts its prefix cache
+    further. `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts` it is split before it
+    reaches an engine (see `several.py`).
     """
 
     request_id: str
@@ -49,6 +53,9 @@ class Job(msgspec.Struct, frozen=True):
     more_prompts: tuple[tuple[int, ...], ...] = ()
     tier: int = 1
     tenant: tuple[str, ...] = ()
+    adapter: str | None = None
+    cache_salt: str | None = None
+    boundaries: tuple[int, ...] = ()
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
@@ -90,19 +97,22 @@ class ChoiceDone(msgspec.Struct, frozen=True):
 
 class Produced(msgspec.Struct, frozen=True):
     """What was really computed: prompt tokens that went through the model (of the choice that got furthest), and output
-    tokens per choice. Where the engine counts for us, `usage` is its bill for all of it; `is_estimate`: it gave none,
-    or was left before it could.
+    tokens per choice; `cached_tokens` of the prompt came from the prefix cache instead. Where the engine counts for us,
+    `usage` is its bill for all of it; `is_estimate`: it gave none, or was left before it could.
     """
 
     prompt_tokens: int
     output_tokens: tuple[int, ...]
     usage: Usage | None = None
     is_estimate: bool = False
+    cached_tokens: int = 0
 
 
 EngineEvent = (
     Queued
+    | ModelLoaded
     | Admitted
+    | PrefixMatched
     | Preempted
     | Paused
     | Resumed
@@ -145,13 +155,17 @@ class Generation(Protocol):
 
 
 class StepFigures(msgspec.Struct, frozen=True):
-    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model."""
+    """One step, for the metrics. `step_s` reaches from the end of the step before; `decode_s` is inside the model.
+
+    `decode_tokens` counts what stayed of what was computed; `drafts` tells what was guessed.
+    """
 
     prefill_tokens: int
     decode_tokens: int
     output_tokens: int
     step_s: float
     decode_s: float
+    drafts: tuple[Drafted, ...] = ()
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -169,6 +183,8 @@ class EngineState(msgspec.Struct, frozen=True):
     preemptions_total: int
     progress_age_s: float
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
 
 
 class Engine(Protocol):
@@ -205,6 +221,11 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """End everything, wait for the child, return. Safe to call twice."""
+        ...
+
+    def shed(self, tenant: tuple[str, ...], choices: int) -> None:
+        """Before anything is prepared: refuse what `admit` would refuse whatever was asked (ServerOverloaded,
+        EngineUnavailable, ShuttingDown)."""
         ...
 
     def admit(self, job: Job) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from hitsend.core.events import Admitted, FirstToken, Preempted, Queued, Released
+from hitsend.core.events import Admitted, FirstToken, ModelLoaded, Preempted, PrefixMatched, Queued, Released
 from hitsend.serve.engine.protocol import (
     ChoiceDone,
     Engine,
@@ -62,7 +62,7 @@ class SeveralGenerations:
         self._waiting: dict[int, asyncio.Task[EngineEvent | None]] = {}
         self._ready: deque[EngineEvent] = deque()
         self._num_unreleased = len(jobs)
-        self._is_queued = False
+        self._told_once: set[type[EngineEvent]] = set()
         self._is_closed = False
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
@@ -101,7 +101,8 @@ class SeveralGenerations:
         """Counts so far, all prompts together; final after `aclose()`."""
         counts = [part.produced for part in self._parts]
         outputs = tuple(tokens for count in counts for tokens in count.output_tokens)
-        return Produced(sum(count.prompt_tokens for count in counts), outputs)
+        cached = sum(count.cached_tokens for count in counts)
+        return Produced(sum(count.prompt_tokens for count in counts), outputs, cached_tokens=cached)
 
     async def _wait(self) -> None:
         """Until one of the parts has something to tell. Raises what that part raises."""
@@ -115,15 +116,15 @@ class SeveralGenerations:
     def _take(self, number: int, event: EngineEvent | None) -> None:
         if event is None:
             self._running.discard(number)
-        elif isinstance(event, Queued):
-            if not self._is_queued:
-                self._is_queued = True
+        elif isinstance(event, Queued | ModelLoaded):
+            if type(event) not in self._told_once:
+                self._told_once.add(type(event))
                 self._ready.append(event)
         elif isinstance(event, Released):
             self._num_unreleased -= 1
             if self._num_unreleased == 0:
                 self._ready.append(event)
-        elif isinstance(event, Tokens | PromptScored | ChoiceDone | Admitted | Preempted | FirstToken):
+        elif isinstance(event, Tokens | PromptScored | ChoiceDone | Admitted | PrefixMatched | Preempted | FirstToken):
             self._ready.append(msgspec.structs.replace(event, choice=number * self._n + event.choice))
         else:
             self._ready.append(event)

@@ -1,9 +1,9 @@
 """How much memory a model's sequences take, and how many cells a budget buys.
 
 Enters: a `GgufHeader` and the engine's settings. Leaves: a `MemoryShape` and a `CellPlan`. Always true: pure
-arithmetic with the numbers in every refusal; a cell is one token's keys and values over all attention layers in f16,
-and what a hybrid model keeps per sequence regardless of its length (recurrent and convolution state, f32) is counted
-apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compares.
+arithmetic with the numbers in every refusal; a cell is one token's keys and values over all attention layers in the
+type of `engine.kv_type`, and what a hybrid model keeps per sequence regardless of its length (recurrent and
+convolution state, f32) is counted apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compares.
 """
 
 import msgspec
@@ -16,6 +16,7 @@ CELL_STEP = 256
 """libllama rounds a sequence's cells to this."""
 
 _F16_BYTES, _F32_BYTES = 2, 4
+_Q8_BLOCK, _Q8_BYTES = 32, 34
 
 
 class MemoryShape(msgspec.Struct, frozen=True):
@@ -40,7 +41,7 @@ class CellPlan(msgspec.Struct, frozen=True):
     is_unified: bool = False
 
 
-def memory_shape(header: GgufHeader) -> MemoryShape:
+def memory_shape(header: GgufHeader, kv_type: str = "f16") -> MemoryShape:
     """Read the shape from the metadata. Raises ConfigError where a needed key is missing or makes no sense."""
     layers = _number(header, "block_count")
     own_layers = layers - _number(header, "nextn_predict_layers", 0)
@@ -48,12 +49,21 @@ def memory_shape(header: GgufHeader) -> MemoryShape:
     head_size = _number(header, "embedding_length") // max(1, _most(header, "attention.head_count"))
     sizes = [_number(header, f"attention.{name}_length", head_size) for name in ("key", "value")]
     return MemoryShape(
-        kv_bytes_per_cell=sum(heads) * sum(sizes) * _F16_BYTES,
+        kv_bytes_per_cell=sum(heads) * sum(_kv_bytes(size, kv_type) for size in sizes),
         state_bytes_per_slot=heads.count(0) * _state_values(header) * _F32_BYTES,
         context_train=_number(header, "context_length"),
         num_layers=own_layers,
         num_attention_layers=len(heads) - heads.count(0),
     )
+
+
+def _kv_bytes(head_size: int, kv_type: str) -> int:
+    """Of one head's keys or values of one token. Raises ConfigError where blocks don't fit."""
+    if kv_type == "f16":
+        return head_size * _F16_BYTES
+    if head_size % _Q8_BLOCK:
+        raise ConfigError(f"engine.kv_type: q8_0 needs heads of a multiple of {_Q8_BLOCK} values, here are {head_size}")
+    return head_size // _Q8_BLOCK * _Q8_BYTES
 
 
 def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
@@ -85,6 +95,12 @@ def _divided(shape: MemoryShape, settings: EngineSettings, longest: int, *, is_u
         return CellPlan(slots, min(longest, whole), whole, is_unified)
     per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
     return CellPlan(slots, per_slot, per_slot * slots, is_unified)
+
+
+def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
+    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
+    cells = plan.num_cells * shape.kv_bytes_per_cell
+    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
 
 
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:

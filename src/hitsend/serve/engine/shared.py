@@ -32,7 +32,7 @@ from hitsend.serve.loop.messages import (
     WasQueued,
     refused,
 )
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 Send = Callable[[bytes], object]
 
@@ -88,8 +88,16 @@ class _Owned(msgspec.Struct):
 class SharedEngine:
     """The owner's side: an `EngineLine` for the owner's own engine, which sees all reports and has no requests."""
 
-    def __init__(self, settings: EngineSettings, model_path: str, clock: Clock, *, model: str) -> None:
-        self._keeper = ChildKeeper(settings, model_path, clock, model=model, on_up=self._went_up)
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model_path: str,
+        clock: Clock,
+        *,
+        model: str,
+        adapters: tuple[AdapterSettings, ...] = (),
+    ) -> None:
+        self._keeper = ChildKeeper(settings, model_path, clock, model=model, adapters=adapters, on_up=self._went_up)
         self._keeper.attach(self._receive, self._went_down)
         self._clock = clock
         self._gateways: dict[int, Send] = {}

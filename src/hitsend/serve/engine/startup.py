@@ -7,7 +7,7 @@ before any command and answers with `Ready` (see `loop/messages.py`) or one `Loa
 import msgspec
 
 from hitsend.serve.loop.messages import Command, Report
-from hitsend.settings import EngineSettings
+from hitsend.settings import AdapterSettings, EngineSettings
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -16,6 +16,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     name: str
     model_path: str
     settings: EngineSettings
+    adapters: tuple[AdapterSettings, ...] = ()
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):

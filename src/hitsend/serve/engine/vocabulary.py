@@ -99,6 +99,12 @@ class LoadedModel:
         template: bytes | None = self.library.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some or all of its layers keep one state per sequence instead of one per token."""
+        library = self.library
+        return bool(library.llama_model_is_hybrid(self.handle) or library.llama_model_is_recurrent(self.handle))
+
     def close(self) -> None:
         """Free it. Safe to call twice."""
         if self.handle:

@@ -23,10 +23,11 @@ from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.grammar_gate import LOOK_S, GrammarGate
 from hitsend.serve.engine.libllama import die_with_parent
 from hitsend.serve.engine.loading import load
+from hitsend.serve.engine.speculating import speculator_for
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, command_decoder, config_decoder, encode
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Done, Ready, Report, Shutdown
-from hitsend.serve.loop.scheduler import LoopLimits
+from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.serve.parent import ParentLine
 
@@ -53,6 +54,7 @@ def main(arguments: list[str]) -> int:
     clock = SystemClock()
     try:
         decoder, facts, compiler = load(config, clock)
+        speculator = speculator_for(decoder, facts, config.settings, clock)
     except ConfigError as failure:
         line.send(encode(LoadFailed(str(failure))))
         line.drain(_DRAIN_S)
@@ -66,8 +68,11 @@ def main(arguments: list[str]) -> int:
         settings.aging_s,
         settings.tpot_target_s,
         settings.ttft_target_s,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_step=settings.prefix_cache_step,
+        prefix_answers=settings.prefix_cache_answers,
     )
-    driver = Driver(line, Loop(decoder, limits, clock, compiler), clock, compiler)
+    driver = Driver(line, Loop(decoder, limits, clock, compiler, speculator), clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))
     gc.collect()

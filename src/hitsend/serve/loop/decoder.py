@@ -14,12 +14,14 @@ class Batch(NamedTuple):
     """Tokens of one step, sorted by slot and position.
 
     Four arrays of the same length n: `token_ids` int32, `positions` int32, `slots` int32, `wants_logits` bool.
+    `adapter`: the one that all of them are computed with; None: the model as it is.
     """
 
     token_ids: NDArray[np.int32]
     positions: NDArray[np.int32]
     slots: NDArray[np.int32]
     wants_logits: NDArray[np.bool_]
+    adapter: str | None = None
 
 
 class DecoderFailed(Exception):
@@ -70,6 +72,16 @@ class Decoder(Protocol):
     @property
     def end_token_ids(self) -> frozenset[int]:
         """Tokens by which the model says that it has finished."""
+        ...
+
+    @property
+    def adapter_names(self) -> frozenset[str]:
+        """The adapters that a batch may name."""
+        ...
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether `truncate` works anywhere; recurrent layers can't."""
         ...
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ Next: `batch.py`.
 
 import msgspec
 
-from hitsend.serve.loop.scheduler import Roster, StepPlan
+from hitsend.serve.loop.roster import Roster, StepPlan
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -30,10 +30,12 @@ def close_gaps(roster: Roster, plan: StepPlan) -> list[Move]:
         for gap in range(min(by_slot), max(by_slot)):
             last = max(by_slot)
             if gap < last and roster.kv.is_free(gap):
+                roster.seats.vacate(gap, plan.at)
                 sequence = by_slot.pop(last)
                 by_slot[gap] = sequence
                 roster.kv.move(last, gap)
                 sequence.slot = gap
+                roster.seats.moved(sequence)
                 if sequence.num_computed_tokens:
                     moves.append(Move(last, gap))
     plan.shares.sort(key=lambda share: share.sequence.held_slot)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
+from hitsend.core.drafts import Drafted
 from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SampledToken, SamplingParams, ScoredToken
@@ -20,8 +21,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     `tier` 0 is served first; `tenant` is whom it is for, from the outermost level to the innermost, "" where unknown:
     those of one tier share the engine fairly at each level.
+    `adapter`: the one that its cache and its tokens are computed with; no cache may go to another one's sequences.
     The prompt is computed once for all choices that find a place by then; `prefill_tokens` and
     `num_prompt_tokens_computed` are those of the choice that computed it.
+    `cache_salt`: whose prefix cache this may use and add to; None: nobody's. `boundaries`: positions in the prompt
+    where messages end.
     """
 
     request_id: str
@@ -33,6 +37,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     tier: int = 1
     tenant: tuple[str, ...] = ()
     constraint: ConstraintSpec | None = None
+    adapter: str | None = None
+    cache_salt: str | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -65,7 +72,9 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """What the child found when it loaded the model. Sizes in tokens, cells (one token's attention KV) or bytes.
 
     `cells_per_slot` is the most one sequence can hold. `state_bytes_per_slot` is the fixed recurrent state of hybrid
-    models (0 for pure attention). `library` names the libllama build.
+    models (0 for pure attention). `cache_secret` is drawn by each child: salts of its prefix cache are made with it.
+    `library` names the libllama build. `layout` is that of the weights that were loaded. `speculation` is where guesses
+    come from (`off`: there are none; `speculation_reason` says why not, where that wasn't asked for).
     """
 
     model: str
@@ -82,7 +91,13 @@ class EngineFacts(msgspec.Struct, frozen=True):
     weights_bytes: int
     num_threads: int
     is_hybrid: bool
+    adapters: tuple[str, ...] = ()
+    cache_secret: str = ""
     metadata: dict[str, Any] = {}
+    layout: str = "as-shipped"
+    kv_type: str = "f16"
+    speculation: str = "off"
+    speculation_reason: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -112,6 +127,25 @@ class WasAdmitted(msgspec.Struct, frozen=True, tag="admitted"):
     cells_reserved: int
 
 
+class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
+    """One choice's prompt was looked up in the prefix cache: `num_matched` tokens are known there, `num_usable` are
+    used.
+
+    `source`: live (cells that somebody left), saved (host memory), sibling (cells of somebody who runs), or "" for
+    none. Where known and own tokens part: `position`, and the token on either side.
+    """
+
+    request_id: str
+    choice: int
+    at: float
+    num_matched: int
+    num_usable: int
+    source: str = ""
+    position: int | None = None
+    known_token_id: int | None = None
+    token_id: int | None = None
+
+
 class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
     """One choice gave its cells back and waits at the head of the queue."""
 
@@ -124,6 +158,8 @@ class WasPreempted(msgspec.Struct, frozen=True, tag="preempted"):
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One choice's part in a step; `sampled` is empty while its prompt isn't finished.
 
+    `decode_tokens` counts what stays in its cache: its pending token and what was right of `drafted`.
+
     `scored`: the next tokens of the prompt, where the request wants their log-probabilities.
     Without any tokens of its own, but with a sampled one: it got a copy of the prompt that a sibling computed."""
 
@@ -133,6 +169,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     decode_tokens: int
     sampled: tuple[SampledToken, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
+    drafted: Drafted | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -142,7 +179,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     output and not counted in `num_output_tokens`), length, cancelled or error; with error, `code` and `message` are a
     ServeError's.
     `num_prompt_tokens_computed` counts prompt tokens that really went through the model (again after a preemption
-    does not count twice); `num_output_tokens` counts sampled tokens that were reported in rows.
+    does not count twice), `num_cached_tokens` those that came from the prefix cache instead; `num_output_tokens` counts
+    sampled tokens that were reported in rows.
     """
 
     request_id: str
@@ -154,6 +192,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     code: str | None = None
     message: str | None = None
     retry_after_s: float | None = None
+    num_cached_tokens: int = 0
 
 
 class StepReport(msgspec.Struct, frozen=True, tag="step"):
@@ -171,7 +210,10 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
-    """Sent at least once a second and after each change at rest: proof of progress. `check`: what kv.check() found."""
+    """Sent at least once a second and after each change at rest: proof of progress. `check`: what kv.check() found.
+
+    `cells_cached` hold prefixes for nobody and count as free; `cache_bytes` of host memory hold saved ones.
+    """
 
     at: float
     step: int
@@ -183,13 +225,17 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     decode_tokens_total: int
     preemptions_total: int
     check: str | None = None
+    cells_cached: int = 0
+    cache_bytes: int = 0
 
 
-Report = Ready | WasQueued | WasAdmitted | WasPreempted | StepReport | Done | Pulse
+Report = Ready | WasQueued | WasAdmitted | WasMatched | WasPreempted | StepReport | Done | Pulse
 
 
-def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
+def what_is_wrong(submit: Submit, vocab_size: int, adapters: frozenset[str] = frozenset()) -> str | None:
     """What the edge should never have let through; here it would stop the process or everybody's batch."""
+    if submit.adapter is not None and submit.adapter not in adapters:
+        return f"There is no adapter {submit.adapter!r} here."
     prompt = submit.prompt_token_ids
     if not prompt:
         return "The prompt has no tokens."

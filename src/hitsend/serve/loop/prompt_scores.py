@@ -19,7 +19,7 @@ from hitsend.core.request import ScoredToken, TokenLogprob
 from hitsend.serve.loop.rows import Row, largest
 
 if TYPE_CHECKING:
-    from hitsend.serve.loop.scheduler import Share
+    from hitsend.serve.loop.roster import Share
 
 SCORED_TOKENS = 128
 """Most tokens of such prompts in one step: with a vocabulary of 150,000 their logits take 77 MB."""

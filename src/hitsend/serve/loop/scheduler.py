@@ -3,6 +3,7 @@
 There is no prefill phase and no decode phase: computed tokens catch up with known tokens. Each rule looks at who waits
 and who runs, and adds shares to the plan until its tokens are spent:
 
+0. `bring_prefixes`          whoever waited for a prompt that somebody else computes gets it (`seats.py`).
 1. `hold_cells_for_decodes`  whoever decodes needs a cell for its next token. Where none is free (unified mode only), a
    victim gives up its cache and is computed again later: the paused first, then the youngest, whatever its tier.
    The oldest one is never a victim of another, so it ends, then the next one does: preemption can't go on for ever.
@@ -21,194 +22,30 @@ and who runs, and adds shares to the plan until its tokens are spent:
    overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
 Enters: a `Roster`. Leaves: a `StepPlan`. Always true: a plan never has more tokens than its budget, nor a sequence
-twice, and nothing here calls the decoder. Next: `gaps.py`.
+twice, and nothing here calls the decoder but `seats.py`, which brings what is cached. Next: `gaps.py`.
 """
 
 from collections.abc import Callable
 from itertools import chain
 
-import msgspec
-
 from hitsend.core.lifecycle import State
-from hitsend.serve.loop.kv import CellPool
-from hitsend.serve.loop.pace import LONG_TOKENS, Pace
-from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
-from hitsend.serve.loop.queue import WaitingQueue
+from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
-from hitsend.serve.loop.shares import Shares
 
 PREFILL_SHARE = 8
 """One part in so many of the budget is kept for prompts when decodes alone could fill it."""
 
-CHUNK_STEP = 64
-"""Chunks of a prompt end at multiples of this: libllama's attention works in tiles of as many tokens, and a prompt
-whose cuts depended on its neighbours would have other last bits beside them than alone (see `engine/calls.py`)."""
 
-
-KEPT_SHARE = 4
-"""One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
-
-
-class LoopLimits(msgspec.Struct, frozen=True):
-    """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
-
-    `check_every_step` compares the books with the sequences after every step. Whoever waits and gets nothing goes up a
-    tier every `aging_s`. `tpot_target_s` and `ttft_target_s`: see `pace.py`.
-    """
-
-    step_tokens: int = 512
-    reserve_tokens: int = 64
-    max_waiting: int = 256
-    check_every_step: bool = False
-    aging_s: float = 10.0
-    tpot_target_s: float = 0.1
-    ttft_target_s: float = 2.0
-
-
-class Share(msgspec.Struct, frozen=True):
-    """One sequence's part in a step: its next `num_tokens` known tokens, of which `is_last` says that none is left.
-
-    `scored`: the positions whose logits say how likely the prompt's next token was.
-    """
-
-    sequence: Sequence
-    num_tokens: int
-    is_decode: bool
-    is_last: bool
-    scored: range
-
-
-class Admission(msgspec.Struct, frozen=True):
-    """A sequence that got its place, and the free cells before it did."""
-
-    sequence: Sequence
-    slot: int
-    cells_free: int
-    cells_reserved: int
-
-
-class Preemption(msgspec.Struct, frozen=True):
-    """A sequence that lost its place: the slot it had, and how many of its tokens were computed."""
-
-    sequence: Sequence
-    slot: int
-    num_computed_tokens: int
-
-
-class Roster:
-    """Who waits, who runs (in the order of admission), the cells that they share, and who got how much of it lately."""
-
-    def __init__(self, kv: CellPool, limits: LoopLimits) -> None:
-        self.kv = kv
-        self.reserve_tokens = limits.reserve_tokens
-        self.shares = Shares()
-        self.waiting = WaitingQueue(self.shares, limits.aging_s)
-        self.pace = Pace(limits.tpot_target_s, limits.ttft_target_s)
-        self.running: list[Sequence] = []
-        self._long: set[int] = set()
-
-    def admit(self, sequence: Sequence, at: float) -> int:
-        """From the queue to a slot, which is returned."""
-        cells = self.cells_for(sequence)
-        self.waiting.remove(sequence, at)
-        self.running.append(sequence)
-        self.shares.run(sequence.path, 1, at)
-        if self.is_long(sequence):
-            self._long.add(sequence.arrival)
-        slot = self.kv.take(cells)
-        sequence.admit(slot, at)
-        return slot
-
-    def drop(self, sequence: Sequence, at: float) -> int | None:
-        """Out of queue or cells, wherever it is; returns the slot that became free."""
-        if sequence.slot is None:
-            self.waiting.remove(sequence, at)
-            return None
-        self.running.remove(sequence)
-        self._long.discard(sequence.arrival)
-        self.shares.run(sequence.path, -1, at)
-        self.kv.release(sequence.slot)
-        return sequence.slot
-
-    def pause(self, sequence: Sequence, at: float, *, is_paused: bool) -> None:
-        """The paused keep their place, but have no turn."""
-        is_queued = sequence.slot is None
-        if is_queued:
-            self.waiting.remove(sequence, at)
-        sequence.is_paused = is_paused
-        if is_queued:
-            self.waiting.add(sequence, at)
-
-    def cells_for(self, sequence: Sequence) -> int:
-        """Cells that it must find free to be admitted."""
-        return sequence.cells_to_admit(self.reserve_tokens, self.kv.max_sequence_tokens)
-
-    def can_admit(self, sequence: Sequence, at: float) -> bool:
-        """Whether slot and cells are there now, and not kept for others."""
-        cells, kv = self.cells_for(sequence), self.kv
-        if not kv.can_take(cells):
-            return False
-        takes_kept = (
-            kv.num_free_slots <= kv.num_slots // KEPT_SHARE or kv.num_free_cells - cells < kv.num_cells // KEPT_SHARE
-        )
-        may_take_all = not self.running or sequence.state is State.PREEMPTED
-        return may_take_all or not takes_kept or not self.is_over(sequence, at)
-
-    def is_long(self, sequence: Sequence) -> bool:
-        """Whether it had a long prompt to compute when it began, or would have now."""
-        return sequence.arrival in self._long or sequence.num_pending_tokens > LONG_TOKENS
-
-    def order(self, sequence: Sequence, at: float) -> tuple[tuple[float, ...], float]:
-        """Prompts go by what each tenant had lately, and within a tenant by when they are due."""
-        due_at = self.pace.due_at(sequence.arrived_at, sequence.num_pending_tokens, at)
-        return self.shares.order(sequence.path, at), due_at
-
-    def is_over(self, sequence: Sequence, at: float) -> bool:
-        """Whether its tenant had more than its share lately, while others want theirs."""
-        return self.shares.is_over(sequence.path, at)
-
-
-class StepPlan:
-    """What one step will do, while the rules write it."""
-
-    def __init__(self, step: int, at: float, num_tokens: int) -> None:
-        self.step = step
-        self.at = at
-        self.budget = num_tokens
-        self.tokens_left = num_tokens
-        self.prompts_left = num_tokens
-        self.num_decodes = 0
-        self.scores_left = SCORED_TOKENS
-        self.shares: list[Share] = []
-        self.is_for_others = False
-        self.admissions: list[Admission] = []
-        self.preemptions: list[Preemption] = []
-
-    def share(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give it that many tokens of the budget, if any."""
-        if not num_tokens:
-            return
-        is_last = num_tokens == sequence.num_pending_tokens
-        scored = sequence.places_to_score(num_tokens)
-        self.shares.append(Share(sequence, num_tokens, sequence.is_decoding, is_last, scored))
-        self.tokens_left -= num_tokens
-        if sequence.is_decoding:
-            self.num_decodes += num_tokens
-        else:
-            self.prompts_left -= num_tokens
-        self.scores_left -= len(scored)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of prompts."""
-        return self.budget - self.tokens_left - self.num_decodes
+def bring_prefixes(roster: Roster, plan: StepPlan) -> None:
+    """Nobody computes what somebody else computes just now, or has computed."""
+    roster.seats.follow(roster.running, plan.at)
 
 
 def hold_cells_for_decodes(roster: Roster, plan: StepPlan) -> None:
     """Oldest first, so that a victim never has had its turn."""
     decoding = [each for each in roster.running if each.is_decoding and not each.is_paused]
     for sequence in sorted(decoding, key=lambda each: each.arrival):
-        while sequence.slot is not None and not roster.kv.hold_next(sequence.slot):
+        while sequence.slot is not None and not roster.seats.hold_next(sequence.slot, plan.at):
             _preempt(roster, plan, max(roster.running, key=lambda each: (each.is_paused, each.arrival)))
 
 
@@ -284,6 +121,7 @@ def admit_waiting(roster: Roster, plan: StepPlan) -> None:
 Rule = Callable[[Roster, StepPlan], None]
 
 RULES: tuple[Rule, ...] = (
+    bring_prefixes,
     hold_cells_for_decodes,
     let_sit_out,
     share_with_decodes,
@@ -302,7 +140,7 @@ def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
 
 
 def _has_prompt(sequence: Sequence) -> bool:
-    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_sibling)
+    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
 
 
 def _late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
@@ -323,13 +161,13 @@ def _admit(roster: Roster, plan: StepPlan, sequence: Sequence) -> bool:
     """A place is only given to somebody who can begin in this step, or who waits for a sibling's prompt or for its turn
     to be scored: such a one holds up nobody behind it."""
     is_follower = sequence.waits_for_sibling or (sequence.is_scoring and plan.scores_left < CHUNK_STEP)
-    num_tokens = 0 if is_follower else _chunk(roster, plan, sequence)
-    if not num_tokens and not is_follower:
+    if not is_follower and not _chunk(roster, plan, sequence):
         return False
     cells, free = roster.cells_for(sequence), roster.kv.num_free_cells
     slot = roster.admit(sequence, plan.at)
     plan.admissions.append(Admission(sequence, slot, free, cells))
-    plan.share(sequence, num_tokens)
+    # asked again: some of its prompt may be there already, or be waited for
+    plan.share(sequence, 0 if is_follower or sequence.waits_for_other else _chunk(roster, plan, sequence))
     return True
 
 
@@ -344,7 +182,10 @@ def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
         left = left or int(so_far == 0 and min(plan.tokens_left, plan.prompts_left) > 0)
     if sequence.is_scoring:
         left = min(left, max(0, plan.scores_left))
-    return _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan)
+    return min(
+        _fitting(sequence.num_computed_tokens, sequence.num_pending_tokens, left, plan),
+        sequence.tokens_to_checkpoint,
+    )
 
 
 def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> int:
@@ -360,9 +201,7 @@ def _fitting(start: int, num_pending_tokens: int, left: int, plan: StepPlan) -> 
 
 def _preempt(roster: Roster, plan: StepPlan, victim: Sequence) -> None:
     num_computed_tokens = victim.num_computed_tokens
-    slot = roster.drop(victim, plan.at)
-    if slot is None or victim.state is not State.RUNNING:
+    if victim.state is not State.RUNNING:
         raise LookupError(f"{victim.request_id}/{victim.choice} is {victim.state} and can't be preempted")
-    victim.preempt()
-    roster.waiting.add(victim, plan.at)
+    slot = roster.preempt(victim, plan.at)
     plan.preemptions.append(Preemption(victim, slot, num_computed_tokens))

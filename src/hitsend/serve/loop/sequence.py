@@ -8,9 +8,11 @@ running. Next: `kv.py`.
 from hitsend.core.lifecycle import State, advance
 from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
+from hitsend.serve.loop.prefix_cache import Entry, Ids, ids
 from hitsend.serve.loop.prompt_scores import PromptScores
 from hitsend.serve.loop.sampler import Sampler
 from hitsend.serve.loop.shares import path_of
+from hitsend.serve.loop.speculate import Lookup
 
 
 class Sequence:
@@ -20,25 +22,40 @@ class Sequence:
     `arrival` numbers choices in the order of their submission and never repeats. `path` is its tenant's place in
     `shares.py`. `ends` are the tokens that end it.
     `scores`: where the prompt's log-probabilities are wanted, how far they are; one object for all choices.
+    `leader` computes the beginning of this prompt for somebody else, and is waited for; `entry` is what others may find
+    of this one; a checkpoint is due at each of `checkpoints`. `num_cached_tokens` of the prompt came from the cache.
+    `lookup`: its guesses at what it says next, from its first decode on where there are drafts.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
     __slots__ = (
+        "adapter",
         "admitted_at",
         "arrival",
         "arrived_at",
+        "boundaries",
+        "cache_salt",
+        "checkpoints",
         "choice",
         "constraint",
         "deadline_at",
         "deadline_s",
         "ends",
+        "entry",
+        "has_looked",
         "is_paused",
         "last_step",
+        "leader",
+        "lookup",
         "max_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_parked_tokens",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
+        "num_reuses",
         "path",
+        "prompt_ids",
         "request_id",
         "sampler",
         "scores",
@@ -65,17 +82,26 @@ class Sequence:
         self.arrival = arrival
         self.arrived_at = at
         self.tier = submit.tier
+        self.adapter = submit.adapter
         self.path = path_of(submit.tenant)
         self.max_tokens = submit.max_tokens
         self.deadline_s = submit.deadline_s
         self.deadline_at = at + submit.deadline_s
         self.token_ids = list(submit.prompt_token_ids)
         self.num_prompt_tokens = len(submit.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_prompt_tokens_computed = 0
+        self.num_computed_tokens = self.last_step = 0
+        self.num_prompt_tokens_computed = self.num_cached_tokens = 0
+        self.num_parked_tokens = self.num_reuses = 0
+        self.cache_salt = submit.cache_salt
+        self.boundaries = submit.boundaries
+        self.prompt_ids = ids(submit.prompt_token_ids)
+        self.checkpoints: tuple[int, ...] = ()
+        self.leader: Sequence | None = None
+        self.entry: Entry | None = None
         self.ends = end_token_ids.union(submit.sampling.stop_token_ids)
         self.siblings: list[Sequence] = [self]
         self.scores: PromptScores | None = None
+        self.lookup: Lookup | None = None
         self.constraint = constraint
         self.sampler = Sampler(
             submit.sampling,
@@ -87,9 +113,8 @@ class Sequence:
         )
         self.state = State.WAITING
         self.slot: int | None = None
-        self.is_paused = False
+        self.is_paused = self.has_looked = False
         self.admitted_at: float | None = None
-        self.last_step = 0
 
     @property
     def held_slot(self) -> int:
@@ -112,6 +137,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only its newest sampled token is pending."""
         return self.num_output_tokens > 0 and self.num_pending_tokens == 1
+
+    @property
+    def known_ids(self) -> Ids:
+        """All known tokens, as the prefix cache takes them."""
+        return self.prompt_ids if not self.num_output_tokens else ids(self.token_ids)
 
     @property
     def has_begun(self) -> bool:
@@ -141,6 +171,17 @@ class Sequence:
         computing = [each for each in self.siblings if each.slot is not None and each.num_output_tokens == 0]
         return bool(computing) and max(computing, key=lambda each: each.num_computed_tokens) is not self
 
+    @property
+    def waits_for_other(self) -> bool:
+        """Whether somebody else, of the same request or not, is computing what it would have to compute, too."""
+        return self.leader is not None or self.waits_for_sibling
+
+    @property
+    def tokens_to_checkpoint(self) -> int:
+        """How many tokens it may compute before a checkpoint is due, or all that it knows."""
+        due = [point for point in self.checkpoints if point > self.num_computed_tokens]
+        return (due[0] if due else len(self.token_ids)) - self.num_computed_tokens
+
     def cells_to_admit(self, reserve_tokens: int, limit: int) -> int:
         """Cells to hold at admission: all known tokens, and a reserve of at least one but no more than it can use."""
         left = self.max_tokens - self.num_output_tokens
@@ -164,7 +205,7 @@ class Sequence:
         is_prompt = self.num_computed_tokens < self.num_prompt_tokens
         self.num_computed_tokens += num_tokens
         if is_prompt:
-            prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
+            prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens) - self.num_cached_tokens
             self.num_prompt_tokens_computed = max(self.num_prompt_tokens_computed, prompt_tokens)
         self.last_step = step
 

@@ -1,32 +1,30 @@
 """The loop itself: take commands, schedule, decode, sample, report.
 
-When a batch fails and the decoder says that it isn't fatal (nothing of it was kept), it is tried again in halves until
-the sequences that can't be computed stand alone; only these end, with `engine_failed`. A fatal failure goes up: the
-child process has to go. Logits that are no numbers end their own sequence only.
-
-Choices of one request share their prompt: when one of them has computed it, those that have a place get a copy of its
-cache and sample from the same row, each with its own seed. Who gets a place later computes the prompt again.
+What can't be computed (`attempt.py`) ends with `engine_failed`, like sequences whose logits are no numbers. A fatal
+failure goes up: the child has to go. Choices of one request share their prompt: when one has computed it, those with a
+place get a copy of its cache and sample from the same row, each with its own seed; later ones compute it again.
 
 Enters: commands, a `Decoder`, a `Clock`. Leaves: reports. Always true: nothing here waits; `step()` hands over what is
 due at once before it computes anything; each submitted choice gets exactly one `Done`; the same commands at the same
 instants give the same reports. Next: `../engine/worker.py`, which drives this in the child process.
 """
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import (
-    ContextLengthExceeded,
     EngineFailed,
-    InvalidRequest,
     ServeError,
     ServerOverloaded,
     ShuttingDown,
 )
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.attempt import attempt, refusal
+from hitsend.serve.loop.batch import by_adapter
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.gaps import close_gaps
@@ -47,13 +45,15 @@ from hitsend.serve.loop.messages import (
     WasPreempted,
     WasQueued,
     refused,
-    what_is_wrong,
 )
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
+from hitsend.serve.loop.roster import LoopLimits, Roster, Share, StepPlan
 from hitsend.serve.loop.sampler import sample
-from hitsend.serve.loop.scheduler import LoopLimits, Roster, Share, StepPlan, schedule
+from hitsend.serve.loop.scheduler import schedule
+from hitsend.serve.loop.seats import Seats, cache_for
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
+from hitsend.serve.loop.verify import Speculator
 
 RETRY_AFTER_S = (1.0, 60.0)
 """Bounds of what is advised to a request that found no place."""
@@ -66,13 +66,22 @@ _ENDS = {FinishReason.ERROR: State.FAILED, FinishReason.CANCELLED: State.CANCELL
 class Loop:
     """The state of one engine between two steps. `cells` in reports are held cells: filled ones and reserves."""
 
-    def __init__(self, decoder: Decoder, limits: LoopLimits, clock: Clock, grammars: Grammars | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: LoopLimits,
+        clock: Clock,
+        grammars: Grammars | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self._decoder = decoder
+        self._speculator = speculator
         self._grammars = grammars
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
-        self._roster = Roster(self._kv, limits)
+        self._seats = Seats(decoder, self._kv, cache_for(decoder, limits), clock)
+        self._roster = Roster(self._seats, limits)
         self._live: dict[str, list[Sequence]] = {}
         self._breakers: Breakers | None = None
         self._outbox: list[Report] = []
@@ -130,6 +139,8 @@ class Loop:
             return reports
         for move in close_gaps(self._roster, plan):
             self._decoder.move(move.source, move.target)
+        if self._speculator is not None:
+            plan.shares = self._speculator.with_drafts(plan.shares, self._kv, plan.tokens_left)
         reports.append(self._compute(plan))
         if self._limits.check_every_step:
             pulse = self.pulse()
@@ -150,7 +161,9 @@ class Loop:
             prefill_tokens_total=self._prefill_tokens,
             decode_tokens_total=self._decode_tokens,
             preemptions_total=self._preemptions,
-            check="; ".join(self._kv.check(computed)) or None,
+            check="; ".join([*self._kv.check(computed, self._seats.kept()), *self._seats.problems()]) or None,
+            cells_cached=self._kv.num_kept_cells,
+            cache_bytes=self._seats.num_saved_bytes,
         )
 
     # Commands
@@ -206,17 +219,7 @@ class Loop:
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self._is_shut:
             return ShuttingDown("The engine is shutting down.")
-        invalid = what_is_wrong(submit, self._decoder.vocab_size)
-        if invalid is not None:
-            return InvalidRequest(invalid)
-        num_prompt_tokens, limit = len(submit.prompt_token_ids), self._kv.max_sequence_tokens
-        if num_prompt_tokens + 1 > limit:
-            return ContextLengthExceeded(
-                f"The prompt has {num_prompt_tokens} tokens; with at least 1 for the answer that is more than the "
-                f"{limit} that one sequence can have here.",
-                param="messages",
-            )
-        return None
+        return refusal(submit, self._decoder, self._kv.max_sequence_tokens)
 
     def _make_room(self, submit: Submit) -> ServerOverloaded | None:
         """Where the queue is full, whoever has the most waiting there yields; that can be the newcomer."""
@@ -241,7 +244,6 @@ class Loop:
     def _announce(self, plan: StepPlan) -> list[Report]:
         reports: list[Report] = []
         for lost in plan.preemptions:
-            self._decoder.release(lost.slot)
             self._preemptions += 1
             who = lost.sequence
             reports.append(WasPreempted(who.request_id, who.choice, plan.at, lost.num_computed_tokens))
@@ -250,15 +252,19 @@ class Loop:
             reports.append(
                 WasAdmitted(who.request_id, who.choice, plan.at, won.slot, won.cells_free, won.cells_reserved)
             )
-        return reports
+        return [*reports, *self._seats.take_reports()]
 
     def _compute(self, plan: StepPlan) -> StepReport:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = self._decode(plan.shares, failed)
+        results = [part for shares in by_adapter(plan.shares) for part in attempt(self._decoder, shares, failed)]
         decode_s = self._clock.now() - before
-        self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
+        self._seats.stepped(plan.shares, decode_s)
+        if self._speculator is not None and len(results) == 1:
+            self._speculator.observe(results[0][0], decode_s)
+        if not any(share.draft for share in plan.shares):
+            self._roster.pace.took(plan.num_decodes, plan.num_prefill_tokens, decode_s)
         rows: list[Row] = []
         done: list[Done] = []
         for shares, logits in results:
@@ -278,25 +284,6 @@ class Loop:
             cells_used=self._kv.num_held_cells,
         )
 
-    def _decode(
-        self, shares: list[Share], failed: list[tuple[Share, DecoderFailed]]
-    ) -> list[tuple[list[Share], NDArray[np.float32]]]:
-        batch = build_batch(shares)
-        try:
-            logits = self._decoder.decode(batch)
-        except DecoderFailed as failure:
-            if failure.is_fatal:
-                raise
-            if len(shares) == 1:
-                failed.append((shares[0], failure))
-                return []
-            half = len(shares) // 2
-            return self._decode(shares[:half], failed) + self._decode(shares[half:], failed)
-        expected = (int(batch.wants_logits.sum()), self._decoder.vocab_size)
-        if logits.shape != expected:
-            raise DecoderFailed(f"logits of shape {logits.shape}, expected {expected}", is_fatal=True)
-        return [(shares, logits)]
-
     def _advance(self, shares: list[Share], logits: NDArray[np.float32], rows: list[Row], done: list[Done]) -> None:
         logits, scored = take_scores(shares, logits)
         now = self._clock.now()
@@ -304,6 +291,14 @@ class Loop:
             share.sequence.computed(share.num_tokens, self._steps)
             self._roster.shares.serve(share.sequence.path, share.num_tokens, now)
             self._kv.fill(share.sequence.held_slot, share.num_tokens)
+            self._seats.advanced(share.sequence, now)
+        if self._speculator is not None and any(share.draft for share in shares):
+            verified = self._speculator.verify(shares, logits, self._kv, self._decoder, partial(self._accept, done))
+            for share, row in zip(shares, verified, strict=True):
+                self._decode_tokens += row.decode_tokens
+                self._roster.shares.serve(share.sequence.path, row.decode_tokens - share.num_tokens, now)
+            rows += verified
+            return
         ready = [share.sequence for share in shares if share.sequence.num_pending_tokens == 0]
         followers = self._hand_on(ready)
         if followers:
@@ -317,11 +312,11 @@ class Loop:
             self._decode_tokens += decode_tokens
             sampled: tuple[SampledToken, ...] = ()
             if sequence.num_pending_tokens == 0:
-                sampled = self._accept(sequence, next(tokens), done)
+                sampled = self._accept(done, sequence, next(tokens))
             told = scored.get(number, ())
             rows.append(Row(sequence.request_id, sequence.choice, prefill_tokens, decode_tokens, sampled, told))
         for _, sequence in followers:
-            sampled = self._accept(sequence, next(tokens), done)
+            sampled = self._accept(done, sequence, next(tokens))
             rows.append(Row(sequence.request_id, sequence.choice, 0, 0, sampled))
 
     def _hand_on(self, ready: list[Sequence]) -> list[tuple[Sequence, Sequence]]:
@@ -339,7 +334,7 @@ class Loop:
             follower.copied(leader.num_computed_tokens, self._steps)
         return pairs
 
-    def _accept(self, sequence: Sequence, token: SampledToken | None, done: list[Done]) -> tuple[SampledToken, ...]:
+    def _accept(self, done: list[Done], sequence: Sequence, token: SampledToken | None) -> tuple[SampledToken, ...]:
         """Add the token, or end the sequence; returns what belongs into its output."""
         constraint = sequence.constraint
         if token is None:
@@ -364,9 +359,7 @@ class Loop:
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: ServeError | None = None) -> Done:
         now = self._clock.now()
-        slot = self._roster.drop(sequence, now)
-        if slot is not None:
-            self._decoder.release(slot)
+        self._roster.drop(sequence, now, is_kept=reason is not FinishReason.ERROR)
         sequence.end(_ENDS.get(reason, State.FINISHED))
         siblings = self._live[sequence.request_id]
         siblings.remove(sequence)
@@ -384,6 +377,7 @@ class Loop:
             code=error.code if error else None,
             message=error.message if error else None,
             retry_after_s=error.retry_after_s if error else None,
+            num_cached_tokens=sequence.num_cached_tokens,
         )
 
     def _overload(self, sequence: Sequence) -> ServerOverloaded:
@@ -394,5 +388,4 @@ class Loop:
     def _retry_after_s(self) -> float:
         """When the queue of now would be served, if each place takes as long as the recent ones did on average."""
         rounds = 1 + len(self._roster.waiting) / self._decoder.num_slots
-        low, high = RETRY_AFTER_S
-        return min(high, max(low, round(rounds * self._mean_run_s, 1)))
+        return min(RETRY_AFTER_S[1], max(RETRY_AFTER_S[0], round(rounds * self._mean_run_s, 1)))

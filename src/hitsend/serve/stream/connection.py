@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hitsend.serve.stream.doors import LINGER_S, MOST_LINGERING, Doors
+
 MAX_HEAD_BYTES = 32 * 1024
 """Request line and headers together."""
 
@@ -38,6 +40,11 @@ _STATUSES = {
         b"invalid_request",
         b"the request line and headers have more than %d bytes" % MAX_HEAD_BYTES,
     ),
+    503: (
+        b"Service Unavailable",
+        b"server_overloaded",
+        b"too many connections are open (server.max_connections, server.max_connections_per_address)",
+    ),
 }
 _OF_BODIES = (b"content-length", b"transfer-encoding")
 _NO_UPGRADES = b"upgrade: only HTTP/1.1 is spoken here; a request with a body has to be sent without that header"
@@ -53,8 +60,11 @@ class Connection(HttpToolsProtocol):
     head_timeout_s = HEAD_TIMEOUT_S
     unread_timeout_s = UNREAD_TIMEOUT_S
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, doors: Doors | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._doors = doors
+        self._entered: str | None = None
+        self._is_extra = self._is_unwelcome = False
         self._running: Any = None
         self._ahead = bytearray()
         self._ignores_more = False
@@ -67,6 +77,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there; from now on it has to hurry with its head."""
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it for itself
+        if self._doors is not None and not self._enter(self._doors):
+            return
         self._start_timer()
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # on Linux
             line = transport.get_extra_info("socket")
@@ -75,6 +87,9 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody who still works for this client."""
         self._stop_timer()
+        if self._doors is not None and self._entered is not None:
+            self._doors.leave(self._entered)
+            self._entered = None
         super().connection_lost(exc)
         for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
@@ -118,7 +133,8 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         self._why = self._doubt()
-        if self._why or self._head_bytes > MAX_HEAD_BYTES:
+        self._is_unwelcome = self._is_extra and self._doors is not None and not self._doors.may_pass(self.url)
+        if self._why or self._head_bytes > MAX_HEAD_BYTES or self._is_unwelcome:
             raise _Refused
         self._place = "body"
         super().on_headers_complete()
@@ -136,7 +152,7 @@ class Connection(HttpToolsProtocol):
         elif is_in_body and running is not None and running.response_started:
             self._close()  # the rest of a body whose answer needed none of it
         else:
-            self._refuse(431 if self._head_bytes > MAX_HEAD_BYTES else 400)
+            self._refuse(431 if self._head_bytes > MAX_HEAD_BYTES else 503 if self._is_unwelcome else 400)
 
     def on_response_complete(self) -> None:
         """Begin the next request that waits, or read what was sent ahead."""
@@ -186,20 +202,23 @@ class Connection(HttpToolsProtocol):
         if not self._is_answering:
             self._close()
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, status: int, *, is_over: bool = True) -> None:
         """The only answers that aren't given by `routes.py`, with the same headers and in the same form."""
         phrase, code, message = _STATUSES[status]
-        body = b'{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":"%s"}}' % (
+        body = b'{"error":{"message":"%s","type":"%s","param":null,"code":"%s"}}' % (
             self._why or message,
+            b"server_error" if status == 503 else b"invalid_request_error",
             code,
         )
+        more = b"retry-after: 1\r\n" if status == 503 else b""
         request_id = f"req_{secrets.token_hex(12)}".encode()
         head = (
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\n"
-            b"connection: close\r\n\r\n" % (status, phrase, len(body), request_id)
+            b"%sconnection: close\r\n\r\n" % (status, phrase, len(body), request_id, more)
         )
         self.transport.write(head + body)
-        self._close()
+        if is_over:
+            self._close()
 
     def _end_waiting(self) -> None:
         self._head_timer = None
@@ -209,6 +228,28 @@ class Connection(HttpToolsProtocol):
             self._refuse(408)
         else:
             self._close()
+
+    def _enter(self, doors: Doors) -> bool:
+        """Whether there is room. If not, the client is told, may read that for a moment, and is let go."""
+        address = self.client[0] if self.client else ""
+        place = doors.enter(address)
+        self._is_extra = place == "extra"
+        if place != "refused":
+            self._entered = address
+            return True
+        self._ignores_more = True
+        if doors.num_lingering >= MOST_LINGERING:
+            self._refuse(503)
+            return False
+        doors.num_lingering += 1
+        self._refuse(503, is_over=False)
+        self.transport.write_eof()  # closed at once, its request would lie unread, and the answer be lost with it
+        self.loop.call_later(LINGER_S, self._end_linger, doors)
+        return False
+
+    def _end_linger(self, doors: Doors) -> None:
+        doors.num_lingering -= 1
+        self._close()
 
     def _close(self) -> None:
         self.transport.close()

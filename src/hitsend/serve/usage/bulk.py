@@ -9,9 +9,10 @@ apart request by request when it is tried again alone. Next: `ledger.py`.
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete
 
 from hitsend.serve.database.schema import HOLDS, LEDGER
+from hitsend.serve.database.sqlite import delete_in, insert_many, select_in
 from hitsend.serve.usage.allowance import DayNeurons
 from hitsend.serve.usage.rows import (
     Hold,
@@ -31,16 +32,16 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
     if len(holds) == 1 or any(hold.request.neurons_limit_micro is not None for hold, _, _ in holds):
         return [insert_hold_now(connection, *each) for each in holds]
     asked = [hold.request.request_id for hold, _, _ in holds]
-    taken = dict.fromkeys(connection.scalars(select(LEDGER.c.request_id).where(LEDGER.c.request_id.in_(asked))), "")
-    held = connection.execute(select(HOLDS.c.request_id, HOLDS.c.hold_id).where(HOLDS.c.request_id.in_(asked)))
-    taken |= {row.request_id: row.hold_id for row in held}
+    taken = {row[0]: "" for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
+    held = (HOLDS.c.request_id, HOLDS.c.hold_id)
+    taken |= dict(select_in(connection, HOLDS.c.request_id, asked, held))
     fresh = []
     for hold, owner, lease_until in holds:
         if hold.request.request_id not in taken:
             taken[hold.request.request_id] = hold.hold_id
             fresh.append(hold_values(hold) | {"owner": owner, "lease_until": lease_until})
     if fresh:
-        connection.execute(insert(HOLDS), fresh)
+        insert_many(connection, HOLDS, fresh)
     return ["taken" if taken[hold.request.request_id] == hold.hold_id else "used before" for hold, _, _ in holds]
 
 
@@ -52,10 +53,10 @@ def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) ->
         connection.execute(delete(HOLDS).where(HOLDS.c.hold_id == rows[0].hold_id))
         return [standing or rows[0]]
     asked = [row.request_id for row in rows]
-    standing_ids = set(connection.scalars(select(LEDGER.c.request_id).where(LEDGER.c.request_id.in_(asked))))
+    standing_ids = {row[0] for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
     owners = {row.request_id: owner for row, owner in reversed(ended)}
     fresh = {row.request_id: row for row in reversed(rows) if row.request_id not in standing_ids}
     if fresh:
-        connection.execute(insert(LEDGER), [row_values(row, owners[row.request_id]) for row in fresh.values()])
-    connection.execute(delete(HOLDS).where(HOLDS.c.hold_id.in_([row.hold_id for row in rows])))
+        insert_many(connection, LEDGER, [row_values(row, owners[row.request_id]) for row in fresh.values()])
+    delete_in(connection, HOLDS.c.hold_id, [row.hold_id for row in rows])
     return [fresh.get(row.request_id) or find_row_now(connection, row.request_id) or row for row in rows]

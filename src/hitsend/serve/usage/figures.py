@@ -9,6 +9,8 @@ from typing import Protocol
 
 import msgspec
 
+from hitsend.core.drafts import Drafted
+
 
 class RequestFigures(msgspec.Struct, frozen=True):
     """One ended request. Times in seconds, None where it never got so far.
@@ -55,6 +57,8 @@ class StepCounts(Protocol):
     def step_s(self) -> float: ...  # noqa: D102
     @property
     def decode_s(self) -> float: ...  # noqa: D102
+    @property
+    def drafts(self) -> tuple[Drafted, ...]: ...  # noqa: D102
 
 
 class EngineFigures(Protocol):

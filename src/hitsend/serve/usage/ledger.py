@@ -12,7 +12,6 @@ their lease ran out.
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InvalidRequest, StorageFailed
+from hitsend.core.ids import IDS
 from hitsend.core.request import Usage
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS
@@ -105,13 +105,16 @@ class Ledger:
         return len(self._open)
 
     async def reserve(self, request: HoldRequest) -> Hold:
-        """Take a hold, durably. Raises InvalidRequest for a used request id, InsufficientQuota where the day's neurons
+        """Take a hold that survives the death of this process, and a power cut too unless it `may_lag` until its row.
+
+        Raises InvalidRequest for a used request id, InsufficientQuota where the day's neurons
         don't suffice, StorageFailed when it can't be written.
         """
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
-        hold = Hold(secrets.token_hex(16), request, held, now)
-        writing = self._writer.submit_bulk(insert_holds, (hold, self.owner, now + self._lease_s))
+        hold = Hold(IDS.take(16), request, held, now)
+        lease = (hold, self.owner, now + self._lease_s)
+        writing = self._writer.submit_bulk(insert_holds, lease, may_lag=request.may_lag)
         self._open[hold.hold_id] = hold
         try:
             taken = await asyncio.shield(writing)

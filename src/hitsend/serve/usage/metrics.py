@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from hitsend.core.drafts import MAX_DRAFT
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -134,6 +135,10 @@ class Metrics:
         self._computed.labels(engine, "decode").inc(figures.decode_tokens)
         self._output.labels(engine).inc(figures.output_tokens)
         self._steps.labels(engine).inc()
+        for drafted in figures.drafts:
+            for position in range(drafted.proposed):
+                outcome = "accepted" if position < drafted.accepted else "rejected"
+                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
 
@@ -153,6 +158,12 @@ class Metrics:
         self._slots_total.labels(engine).set(state.slots_total)
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
+
+    def set_pooled(self, engine: str, *, is_loaded: bool, num_loads: int, num_bytes: int) -> None:
+        """Take over how it is with a model that comes and goes (before each scrape)."""
+        self._loaded.labels(engine).set(is_loaded)
+        self._model_bytes.labels(engine).set(num_bytes if is_loaded else 0)
+        self._catch_up(self._loads.labels(engine), ("loads", engine), num_loads)
 
     def set_storage(self, holds_open: int, backlog: int, records_dropped: int) -> None:
         """Take over the ledger's and the record store's figures (before each scrape)."""
@@ -275,10 +286,16 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
+        self._drafts = self._counter(
+            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
+        )
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )
         self._restarts = self._counter("hitsend_engine_restarts", "Times the engine was started again.", "engine")
+        self._loaded = self._gauge("hitsend_model_loaded", "1 while a model that comes and goes is in memory.")
+        self._model_bytes = self._gauge("hitsend_model_bytes", "Its predicted memory while it is loaded.")
+        self._loads = self._counter("hitsend_model_loads", "Times that it was loaded.", "engine")
         self._preemptions = self._counter("hitsend_preemptions", "Choices that lost their cells.", "engine")
 
     def _histogram(

@@ -1,9 +1,10 @@
 """Flight records that were closed: the newest in memory, all of them on disk for a while.
 
-Enters: a record's JSON and its summary. Leaves: the same. Always true: `put` never waits and never fails (a record that
-can't be stored is counted and dropped, a request never ends badly because of its record); memory is bounded by the
-ring's length and bytes, disk by age and number; a request id belongs to the key that used it first, so that nobody can
-overwrite another caller's record, nor their own once it was billed. Next: `metrics.py`.
+Enters: a record, packed (`core/shown.py`) or as JSON, and its summary. Leaves: its JSON. Always true: `put` never
+waits and never fails (a record that can't be stored is counted and dropped, a request never ends badly because of its
+record); memory is bounded by the ring's length and bytes, disk by age and number; a request id belongs to the key that
+used it first, so that nobody can overwrite another caller's record, nor their own once it was billed.
+Next: `metrics.py`.
 """
 
 import asyncio
@@ -11,17 +12,20 @@ import contextlib
 import logging
 import zlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
-from sqlalchemy import Table, and_, bindparam, delete, func, insert, or_, select
+from sqlalchemy import Connection, Table, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import StorageFailed
+from hitsend.core.shown import as_json
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import RECORDS
+from hitsend.serve.database.sqlite import insert_many, select_in
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter, percentiles_of, place_of
 from hitsend.settings import RecordSettings
@@ -62,16 +66,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = tuple(RECORDS.c[name] for name in RecordSummary.__struct_fields__)
-_THIS = bindparam("this_request", type_=RECORDS.c.request_id.type)
-_THIS_KEY = bindparam("this_key", type_=RECORDS.c.key_id.type)
-_OUTDATED = delete(RECORDS).where(
-    and_(
-        RECORDS.c.request_id == _THIS,
-        or_(RECORDS.c.key_id == _THIS_KEY, and_(RECORDS.c.key_id.is_(None), _THIS_KEY.is_(None))),
-        RECORDS.c.prompt_tokens == 0,
-        RECORDS.c.completion_tokens == 0,
-    )
-)
+_STANDING = tuple(RECORDS.c[name] for name in ("request_id", "key_id", "prompt_tokens", "completion_tokens"))
 
 
 class RecordStore:
@@ -125,10 +120,10 @@ class RecordStore:
         """A record's JSON. Raises StorageFailed when the disk must be asked and can't be read."""
         kept = self._ring.get(request_id)
         if kept is not None:
-            return kept[1]
+            return as_json(kept[1])
         for summary, body in reversed(self._pending):
             if summary.request_id == request_id:
-                return body
+                return as_json(body)
         try:
             async with self._database.reading() as connection:
                 query = select(RECORDS.c.body).where(RECORDS.c.request_id == request_id)
@@ -157,12 +152,13 @@ class RecordStore:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        rows = await asyncio.to_thread(_pack, pending)
+        if any(len(body) >= PACKED_FROM_BYTES for _, body in pending):
+            pending = await asyncio.to_thread(_pack, pending)
         try:
-            await self._writer.submit(partial(_store, rows=rows))
+            await self._writer.submit_bulk(_store, pending, may_lag=True)
         except StorageFailed:
-            self.num_dropped += len(rows)
-            logger.warning("%d flight records could not be stored", len(rows))
+            self.num_dropped += len(pending)
+            logger.warning("%d flight records could not be stored", len(pending))
 
     async def prune(self) -> int:
         """Delete records that are too old or too many, in small steps; returns how many. Raises StorageFailed."""
@@ -196,29 +192,33 @@ class RecordStore:
                     logger.warning("old flight records could not be deleted: will try again")
 
 
-def _pack(records: list[tuple[RecordSummary, bytes]]) -> list[dict[str, object]]:
+def _pack(records: list[tuple[RecordSummary, bytes]]) -> list[tuple[RecordSummary, bytes]]:
     # level 1: a record of 60 KB shrinks about tenfold in a millisecond, higher levels gain little; short ones stay as
     # they are: packing them would cost more than all the rest of storing them
-    return [
-        msgspec.structs.asdict(summary) | {"body": body if len(body) < PACKED_FROM_BYTES else zlib.compress(body, 1)}
-        for summary, body in records
-    ]
+    return [(summary, body if len(body) < PACKED_FROM_BYTES else zlib.compress(body, 1)) for summary, body in records]
 
 
 def _unpack(body: bytes) -> bytes:
-    """zlib's first byte begins no JSON document."""
-    return zlib.decompress(body) if body.startswith(b"\x78") else body
+    """Its JSON. zlib's first byte begins no JSON document and no packed facts."""
+    return as_json(zlib.decompress(body) if body.startswith(b"\x78") else body)
 
 
-async def _store(connection: AsyncConnection, rows: list[dict[str, object]]) -> None:
-    newest = {str(row["request_id"]): row for row in rows}
-    mine = [{"this_request": row["request_id"], "this_key": row["key_id"]} for row in newest.values()]
-    await connection.execute(_OUTDATED, mine)
-    standing = set(
-        (await connection.execute(select(RECORDS.c.request_id).where(RECORDS.c.request_id.in_(newest)))).scalars()
-    )
-    if fresh := [row for request_id, row in newest.items() if request_id not in standing]:
-        await connection.execute(insert(RECORDS), fresh)
+def _store(connection: Connection, several: Sequence[list[tuple[RecordSummary, bytes]]]) -> list[None]:
+    """A bulk: one list of records per flush."""
+    newest = {summary.request_id: (summary, body) for records in several for summary, body in records}
+    standing = select_in(connection, RECORDS.c.request_id, tuple(newest), _STANDING)
+    kept = set()
+    for request_id, key_id, prompt_tokens, completion_tokens in standing:
+        if key_id == newest[request_id][0].key_id and not (prompt_tokens or completion_tokens):
+            connection.execute(delete(RECORDS).where(RECORDS.c.request_id == request_id))
+        else:
+            kept.add(request_id)
+    fresh = [msgspec.structs.asdict(summary) | {"body": body} for summary, body in newest.values()]
+    if kept:
+        fresh = [row for row in fresh if row["request_id"] not in kept]
+    if fresh:
+        insert_many(connection, RECORDS, fresh)
+    return [None] * len(several)
 
 
 async def _prune(connection: AsyncConnection, oldest: float, most: int) -> int:

@@ -1,0 +1,114 @@
+"""`hitsend models`: the models that are here, and which layout of their weights suits this machine.
+
+Enters: the flags of `serve`. Leaves: a table or JSON. Always true: what `tune` measured is kept in the data folder, and
+`hitsend serve --layout auto` does what it says here. Next: `serve/engine/tuned.py`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hitsend.cli import options
+from hitsend.core.errors import ConfigError
+from hitsend.serve.children import find_model, models_dir
+from hitsend.serve.engine.measure import WIDTHS
+from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
+from hitsend.serve.engine.tuned import Measured, Tuned, explained, remembered, tune
+from hitsend.settings import Settings
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Models on this machine.")
+
+
+@app.command("list")
+def list_models(
+    config: options.Config = None,
+    data: options.Data = None,
+    sets: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the models that need no network: bundled, and in the models folder."""
+    settings = options.settings_from(config, sets, data=data).settings
+    rows = _models(settings)
+    if as_json:
+        print(msgspec.json.encode({"models": rows}).decode())
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "from", "MB", "layout auto"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["origin"], f"{row['num_bytes'] / 1e6:.0f}", row["auto"] or "not measured")
+    Console().print(table)
+
+
+@app.command("tune")
+def tune_model(
+    model: options.Model = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Layouts only, one turn, a quarter of the texts.")] = False,
+    config: options.Config = None,
+    data: options.Data = None,
+    sets: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure speed and loss of each layout; takes minutes, on a quiet machine."""
+    settings = options.settings_from(config, sets, data=data, engine__model=model).settings
+    if settings.engine.model == NO_MODEL:
+        raise ConfigError("engine.model is none: there is nothing to measure")
+    result = tune(find_model(settings), models_dir(settings), settings.engine, is_quick=quick, say=_say)
+    bound = settings.engine.layout_max_loss
+    if as_json:
+        print(msgspec.json.encode(as_document(result, bound)).decode())
+        return
+    Console().print(table_of(result, bound))
+    print(f"\nlayout auto would be {explained(result, bound)}")
+
+
+def as_document(result: Tuned, bound: float) -> dict[str, Any]:
+    """What `--json` prints."""
+    rows = [msgspec.to_builtins(row) | {"is_within": row.is_within(bound)} for row in result.rows]
+    built: dict[str, Any] = msgspec.to_builtins(result)
+    return built | {"rows": rows, "max_loss": bound, "auto": result.choice(bound).way.layout}
+
+
+def table_of(result: Tuned, bound: float) -> Table:
+    """The figures for a terminal."""
+    table = Table(box=None, pad_edge=False, caption=f"{result.model} on {result.machine}; tokens/s; {result.build}")
+    for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS)):
+        table.add_column(name, no_wrap=True)
+    for name in ("gain", "loss", "MB", "ok"):
+        table.add_column(name, no_wrap=True)
+    for row in result.rows:
+        table.add_row(*_cells(row, bound))
+    return table
+
+
+def _cells(row: Measured, bound: float) -> list[str]:
+    way = row.way
+    loss = "" if row.loss is None else f"{row.loss:+.1%} ±{100 * (row.loss_error or 0.0):.1f}"
+    speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS)]
+    within = "" if row.loss is None else "yes" if row.is_within(bound) else "no"
+    known = [way.layout, way.kv_type, str(way.num_threads), str(way.micro_batch)]
+    return [*known, *speeds, f"{row.gain:.2f}", loss, f"{row.peak_bytes / 1e6:.0f}", within]
+
+
+def _models(settings: Settings) -> list[dict[str, Any]]:
+    folder = models_dir(settings)
+    found = []
+    for name in (BUNDLED, *sorted(file.stem for file in folder.glob("*.gguf"))):
+        try:
+            model = resolve(name, folder)
+        except ConfigError:
+            continue  # the package with the bundled weights isn't installed
+        kept = remembered(model, folder, settings.engine)
+        auto = None if kept is None else kept.choice(settings.engine.layout_max_loss).way.layout
+        size = Path(model.path).stat().st_size
+        found.append({"name": model.name, "origin": model.origin, "path": model.path, "num_bytes": size, "auto": auto})
+    return found
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

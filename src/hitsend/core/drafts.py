@@ -1,0 +1,37 @@
+"""Guesses at what a sequence says next, and what became of them.
+
+Enters: how many tokens were guessed in a step, and how many of them were right. Leaves: counts by position. Always
+true: a guess behind a wrong one counts as wrong, whatever it was: nobody can use it. Next: `events.py`.
+"""
+
+import msgspec
+
+MAX_DRAFT = 15
+"""Tokens that are guessed in a row, at most: the positions that are counted."""
+
+
+class Drafted(msgspec.Struct, frozen=True):
+    """One choice's guess in one step: of `proposed` tokens the first `accepted` became part of the answer."""
+
+    choice: int
+    proposed: int
+    accepted: int
+
+
+class DraftCounts:
+    """How often each position of a guess was proposed, and how often it was right."""
+
+    def __init__(self) -> None:
+        self.proposed = [0] * MAX_DRAFT
+        self.accepted = [0] * MAX_DRAFT
+
+    def add(self, drafted: Drafted) -> None:
+        """One more guess."""
+        for position in range(drafted.proposed):
+            self.proposed[position] += 1
+            self.accepted[position] += position < drafted.accepted
+
+    def shown(self) -> dict[str, list[int]] | None:
+        """By position, as far as anything was guessed; None where nothing was."""
+        count = sum(map(bool, self.proposed))
+        return {"proposed": self.proposed[:count], "accepted": self.accepted[:count]} if count else None

@@ -1,0 +1,154 @@
+"""What SQLite is told, and the thread that writes to it.
+
+Enters: transactions. Leaves: their results. Always true: writers take the write lock when their transaction begins (no
+upgrade deadlocks); WAL mode with `synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost
+(one fsync per commit) is shared by all requests of a group, see `writer.py`. A transaction that may lag commits without
+an fsync: it is in the log, so the death of any process leaves it there, and the next full commit takes it to the disk;
+order is kept. The log is moved into the file by a thread of its own, so that no commit waits for that, unless it grew
+to `MAX_LOG_PAGES`. Next: `writer.py`.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import URL, Column, Connection, Engine, Table, create_engine, delete, event, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_MS = 5000
+MAX_LOG_PAGES = 16_000
+"""64 MB, from where a commit moves the log itself."""
+
+MOVE_EVERY_S = 5.0
+"""How long a log is left to grow."""
+
+
+class SqliteThread:
+    """A thread that writes, and another one that moves the log."""
+
+    def __init__(self, url: URL) -> None:
+        engine = create_engine(
+            url.set(drivername="sqlite"), hide_parameters=True, pool_reset_on_return=None, pool_use_lifo=True
+        )
+        self.engine = listening(engine).execution_options(hitsend_writes=True)
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
+        self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
+        self._moved_at = 0.0
+        self._move: asyncio.Future[None] | None = None
+
+    async def write(self, work: Callable[[Connection], T], *, may_lag: bool) -> T:
+        """See `Database.write`."""
+        loop = asyncio.get_running_loop()
+        done = await loop.run_in_executor(self._writing, self._transact, work, may_lag)
+        if loop.time() - self._moved_at >= MOVE_EVERY_S and (self._move is None or self._move.done()):
+            self._moved_at = loop.time()
+            self._move = loop.run_in_executor(self._moving, self._move_log)
+        return done
+
+    def close(self) -> None:
+        """When what was submitted is written. Safe to call twice."""
+        self._moving.shutdown()
+        self._writing.shutdown()
+        self.engine.dispose()
+
+    def _transact(self, work: Callable[[Connection], T], may_lag: bool) -> T:  # noqa: FBT001  # by position only
+        """In the thread. A connection that something went wrong on isn't used again."""
+        with self.engine.connect() as connection:
+            try:
+                if connection.info.get("may_lag", False) != may_lag:
+                    _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
+                    connection.info["may_lag"] = may_lag
+                with connection.begin():
+                    return work(connection)
+            except BaseException:
+                connection.invalidate()
+                raise
+
+    def _move_log(self) -> None:
+        with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self.engine.connect() as connection:
+            _say(connection, "PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def listening(engine: Engine) -> Engine:
+    """An engine whose connections are set up as all must be."""
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def insert_many(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert rows that name the same columns, in any database. SQLite's driver takes our values as they are; without
+    going through every one of them, a row costs a third."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(insert(table), rows)
+        return
+    names = tuple(rows[0])
+    connection.exec_driver_sql(_insertion(table.name, names), [tuple(row.values()) for row in rows])
+
+
+def select_in(
+    connection: Connection, column: Column[str], values: Sequence[str], wanted: Sequence[Column[Any]]
+) -> Sequence[Any]:
+    """Rows of `wanted` columns where the column has one of the values; one prepared statement, however many."""
+    if connection.dialect.name != "sqlite":
+        return connection.execute(select(*wanted).where(column.in_(values))).all()
+    names = tuple(each.name for each in wanted)
+    found = connection.exec_driver_sql(_selection(column.table.name, column.name, names), (_listed(values),))
+    return found.fetchall()
+
+
+def delete_in(connection: Connection, column: Column[str], values: Sequence[str]) -> None:
+    """Delete the rows where the column has one of the values."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(delete(column.table).where(column.in_(values)))
+        return
+    connection.exec_driver_sql(_deletion(column.table.name, column.name), (_listed(values),))
+
+
+def _listed(values: Sequence[str]) -> str:
+    return msgspec.json.encode(values).decode()
+
+
+@cache
+def _selection(table: str, name: str, wanted: tuple[str, ...]) -> str:
+    return f"SELECT {', '.join(wanted)} FROM {table} WHERE {name} IN (SELECT value FROM json_each(?))"  # noqa: S608
+
+
+@cache
+def _deletion(table: str, name: str) -> str:
+    return f"DELETE FROM {table} WHERE {name} IN (SELECT value FROM json_each(?))"  # noqa: S608  # names of ours
+
+
+@cache
+def _insertion(table: str, names: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # ours
+
+
+def _say(connection: Connection, pragma: str) -> None:
+    """Outside of any transaction, without beginning one."""
+    raw: Any = connection.connection.dbapi_connection
+    raw.execute(pragma).close()
+
+
+def _on_connect(connection: Any, _: Any) -> None:
+    # the driver's own transaction control begins lazily and never IMMEDIATE; None leaves BEGIN to us
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute(f"PRAGMA wal_autocheckpoint={MAX_LOG_PAGES}")
+    cursor.close()
+
+
+def _on_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("hitsend_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,186 @@
+"""A GGUF file written again with its weights in another layout; a process of its own.
+
+    python -m hitsend.serve.engine.convert SOURCE TARGET RECIPE SHA256 [LIBLLAMA]
+
+Enters: a model file and a recipe. Leaves: the target, and a line on stdout now and then; exit code 1 with the reason
+on stderr. Always true: the source is judged by `gguf.py` before anything is written; its keys (words, template,
+sizes) are copied byte for byte and three are added that say what the file came from; no more than `PORTION_BYTES` of
+weights are in memory at once; the target is written beside its place and moved there when it is whole. Next:
+`layouts.py`.
+
+    recipe     which matrices become what
+    q8_0       all of them Q8_0
+    q4_0       those of the layers Q4_0; words in and out Q8_0
+    iq4_nl     the same with IQ4_NL, whose steps fit bell-shaped weights better
+    q4_k       those of the layers Q4_K where their rows are whole blocks of 256; words in and out Q8_0
+"""
+
+import mmap
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from hitsend.core.errors import ConfigError
+from hitsend.gguf import GgufHeader, GgufMap, GgufTensor, bytes_of, read_map
+from hitsend.serve.engine.libllama import Library, die_with_parent, open_library
+from hitsend.serve.engine.requantise import BF16, BLOCK, F16, F32, IQ4_NL, Q4_0, Q4_K, Q8_0, READABLE, requantise
+
+RECIPES = {"q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K}
+
+LAYOUT_KEY, SOURCE_KEY, FILE_KEY = "hitsend.layout", "hitsend.layout.source_sha256", "hitsend.layout.source_file"
+
+PORTION_BYTES = 64 * 1024 * 1024
+"""Of a tensor as 32-bit numbers."""
+
+_MARGIN_BYTES = 64 * 1024 * 1024
+_STRING = 8
+_SMALL = ("norm", "_inp.", "ssm_", "conv", "nextn", "shexp_gate")
+_WIDE = frozenset((F32, F16, BF16))
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One tensor and the type that it gets; None leaves it as it is."""
+
+    tensor: GgufTensor
+    wanted: int | None
+
+    @property
+    def num_bytes(self) -> int:
+        """What it will take."""
+        elements = int(np.prod(self.tensor.dimensions, dtype=object))
+        return self.tensor.num_bytes if self.wanted is None else bytes_of(self.wanted, elements)
+
+
+def plan(tensors: tuple[GgufTensor, ...], recipe: str) -> list[Step]:
+    """What becomes of each tensor, in the file's order. Raises ConfigError where nothing would change."""
+    steps = [Step(tensor, _wanted(tensor, RECIPES[recipe])) for tensor in tensors]
+    if all(step.wanted is None for step in steps):
+        raise ConfigError(f"engine.layout: {recipe} changes nothing in this model")
+    return steps
+
+
+def _wanted(tensor: GgufTensor, kind: int) -> int | None:
+    is_matrix = len(tensor.dimensions) > 1 and tensor.name.endswith(".weight")
+    if not is_matrix or tensor.kind not in READABLE or any(part in tensor.name for part in _SMALL):
+        return None
+    if not tensor.name.startswith("blk."):
+        # words in and out: the most sensitive of all, and often already small
+        kind = Q8_0 if kind == Q8_0 or tensor.kind in _WIDE else tensor.kind
+    if tensor.kind == kind or tensor.dimensions[0] % BLOCK.get(kind, 1):
+        return None
+    return kind
+
+
+def convert(library: Library, source: str, target: Path, recipe: str, sha256: str) -> None:
+    """Write the target. Raises ConfigError."""
+    header, lies = read_map(source)
+    if header.metadata.get("split.count", 1) != 1:
+        raise ConfigError(f"engine.layout: {source} is one part of several; only whole files can be converted")
+    if LAYOUT_KEY in header.metadata:
+        raise ConfigError(f"engine.layout: {source} was converted already ({header.metadata[LAYOUT_KEY]})")
+    steps = plan(lies.tensors, recipe)
+    _check_room(target.parent, sum(step.num_bytes for step in steps) + lies.data_at)
+    part = target.with_suffix(f".{os.getpid()}.part")
+    try:
+        with Path(source).open("rb") as file, part.open("wb") as out:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                _write_head(out, data, lies, steps, _new_keys(header, source, recipe, sha256))
+                _write_tensors(out, data, lies, steps, library)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(target)
+    except OSError as failure:
+        raise ConfigError(f"engine.layout: can't write {target}: {failure.strerror}") from failure
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed + _MARGIN_BYTES > free:
+        raise ConfigError(
+            f"engine.layout: the converted file takes {needed} bytes and {_MARGIN_BYTES} shall stay free, "
+            f"{folder} has room for {free}"
+        )
+
+
+def _new_keys(header: GgufHeader, source: str, recipe: str, sha256: str) -> list[tuple[str, str]]:
+    taken = {LAYOUT_KEY: recipe, SOURCE_KEY: sha256, FILE_KEY: Path(source).name}
+    return [(key, value) for key, value in taken.items() if key not in header.metadata]
+
+
+def _write_head(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[Step], keys: list[tuple[str, str]]) -> None:
+    out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(steps), lies.num_keys + len(keys)))
+    out.write(data[lies.keys_at : lies.keys_end])
+    out.writelines(_text(key) + struct.pack("<I", _STRING) + _text(value) for key, value in keys)
+    offset = 0
+    for step in steps:
+        tensor = step.tensor
+        shape = tensor.dimensions
+        out.write(_text(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        out.write(struct.pack("<IQ", tensor.kind if step.wanted is None else step.wanted, offset))
+        offset += -(-step.num_bytes // lies.alignment) * lies.alignment
+
+
+def _write_tensors(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[Step], library: Library) -> None:
+    whole, done, said = sum(step.tensor.num_bytes for step in steps), 0, 0
+    out.write(b"\0" * (-out.tell() % lies.alignment))
+    for step in steps:
+        out.writelines(_portions(data, lies.data_at, step, library))
+        out.write(b"\0" * (-out.tell() % lies.alignment))
+        done += step.tensor.num_bytes
+        if done * 10 // whole > said:
+            said = done * 10 // whole
+            print(f"{said * 10} % of {whole / 1e6:.0f} MB", flush=True)  # noqa: T201 (its parent reads these lines)
+
+
+def _portions(
+    data: mmap.mmap | bytes, data_at: int, step: Step, library: Library, *, portion_bytes: int = PORTION_BYTES
+) -> Iterator[bytes]:
+    """The tensor's bytes as they are to be stored, some rows at a time."""
+    tensor, width = step.tensor, step.tensor.dimensions[0]
+    start, end = data_at + tensor.offset, data_at + tensor.offset + tensor.num_bytes
+    row_bytes = bytes_of(tensor.kind, width)
+    portion = max(1, portion_bytes // (width * 4)) * row_bytes
+    for at in range(start, end, portion):
+        taken = data[at : min(at + portion, end)]
+        if step.wanted is None:
+            yield taken
+            continue
+        rows = np.frombuffer(taken, np.uint8).reshape(-1, row_bytes)
+        try:
+            yield requantise(library, rows, tensor.kind, step.wanted, width=width).tobytes()
+        except ConfigError as failure:
+            raise ConfigError(f"{failure} (in {tensor.name})") from None
+
+
+def _text(text: str) -> bytes:
+    stored = text.encode()
+    return struct.pack("<Q", len(stored)) + stored
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    die_with_parent()
+    source, target, recipe, sha256, *rest = arguments
+    try:
+        convert(open_library(rest[0] if rest else None), source, Path(target), recipe, sha256)
+    except ConfigError as failure:
+        print(failure, file=sys.stderr)  # noqa: T201 (its parent reads it)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the library's own destructors may log into a Python that is already gone.
+    os._exit(exit_code)

@@ -1,0 +1,102 @@
+"""Converted copies of a model's weights: where they lie, and made when they are not there yet.
+
+Enters: a model file and a recipe. Leaves: the path of the converted file in MODELS_DIR/layouts. Always true: one
+conversion at a time of one file, also between two servers (a lock); it happens in a child process, so that a hostile
+file can hurt nothing else, and one that was interrupted leaves nothing that could be loaded; the name is made of the
+source's SHA-256 and the recipe, so a changed source is converted anew. Next: `convert.py`.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from hitsend.core.errors import ConfigError
+
+AS_SHIPPED = "as-shipped"
+
+_EDITION = 1
+"""Counts up when a recipe gives other bytes than before."""
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+_KNOWN = "known.json"
+
+Say = Callable[[str], None]
+
+
+def layouts_dir(models_dir: Path) -> Path:
+    """Where converted files lie."""
+    return models_dir / "layouts"
+
+
+def converted_path(source: Path, models_dir: Path, recipe: str) -> Path:
+    """Where the converted copy of this source is, or would be. Reads the source once, to know its SHA-256."""
+    sha256 = sha256_of(source, layouts_dir(models_dir))
+    name = hashlib.sha256(f"{sha256} {recipe} {_EDITION}".encode()).hexdigest()[:32]
+    return layouts_dir(models_dir) / f"{name}.gguf"
+
+
+def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | None, say: Say) -> Path:
+    """The converted file, made if it isn't there. May take long. Raises ConfigError."""
+    target = converted_path(source, models_dir, recipe)
+    if target.is_file():
+        return target
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_file():
+            for left in target.parent.glob(f"{target.stem}.*.part"):  # of a process that was killed: we have the lock
+                left.unlink(missing_ok=True)
+            say(f"layout {recipe}: converting {source.name} once")
+            _run(
+                [str(source), str(target), recipe, sha256_of(source, target.parent), *([libllama] if libllama else [])],
+                lambda line: say(f"layout {recipe}: {line}"),
+            )
+            if not target.is_file():
+                raise ConfigError(f"engine.layout: {source} could not be converted: its process left no file")
+            say(f"layout {recipe}: {target.stat().st_size / 1e6:.0f} MB in {target}")
+    return target
+
+
+def _run(words: list[str], say: Say) -> None:
+    """The child, to its end; its words on stderr are the error. Raises ConfigError."""
+    child = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", "hitsend.serve.engine.convert", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stdout:
+            say(line.strip())
+        said = child.stderr.read().strip().splitlines()
+    if child.returncode != 0:
+        why = said[-1] if said else f"its process ended with {child.returncode}"
+        raise ConfigError(why if why.startswith("engine.") else f"engine.layout: {words[0]} can't be converted: {why}")
+
+
+def sha256_of(file: Path, folder: Path) -> str:
+    """The file's SHA-256; what was read once is remembered in `folder` while size and time of the file stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stat, known_file = file.stat(), folder / _KNOWN
+    mark = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    try:
+        known = dict(json.loads(known_file.read_bytes()))
+    except (OSError, ValueError):
+        known = {}
+    if not isinstance(known.get(mark), str):
+        digest = hashlib.sha256()
+        with file.open("rb") as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        known[mark] = digest.hexdigest()
+        part = folder / f"{_KNOWN}.{os.getpid()}.part"
+        part.write_text(json.dumps(known), encoding="utf-8")
+        part.replace(known_file)
+    return str(known[mark])

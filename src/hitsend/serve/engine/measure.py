@@ -1,0 +1,177 @@
+"""One way to run a model, measured: how fast it is, or how well it foretells text. A process of its own.
+
+    python -m hitsend.serve.engine.measure JSON
+
+Enters: a `Question` as JSON. Leaves: an `Answer` as JSON on stdout; exit code 1 with the reason on stderr. Always true:
+speeds are the best of a few repetitions (what another process took away is not the model's), perplexity is over whole
+windows of the held texts, each computed from nothing, all but the first token scored. Next: `tuned.py`.
+"""
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hitsend.core.clock import Clock, SystemClock
+from hitsend.core.errors import ConfigError
+from hitsend.gguf import read_header
+from hitsend.serve.engine.libllama import die_with_parent, open_library
+from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.shape import CELL_STEP, CellPlan
+from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.decoder import Batch
+
+WINDOW = 512
+"""Tokens of a perplexity window."""
+
+WIDTHS = (1, 8, 32)
+"""Sequences that decode together."""
+
+_PROMPT, _PREFILL = 128, 256
+_STEPS = {1: 16, 8: 6, 32: 3}
+_KIB = 1024
+
+
+class Question(msgspec.Struct, frozen=True):
+    """How to run which file. `windows`: measure perplexity on every `windows`-th one; 0: measure speed."""
+
+    path: str
+    libllama: str | None
+    num_threads: int
+    kv_type: str = "f16"
+    micro_batch: int = 512
+    windows: int = 0
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Tokens per second (`decode`: by width), or mean negative log-likelihoods by window.
+
+    `peak_bytes`: the most memory that the process had.
+    """
+
+    prefill: float = 0.0
+    decode: dict[int, float] = {}
+    losses: tuple[float, ...] = ()
+    weights_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def held_texts() -> list[bytes]:
+    """The texts, by name."""
+    return [file.read_bytes() for file in sorted(Path(__file__).with_name("held").glob("*.txt"))]
+
+
+def answer(question: Question, clock: Clock) -> Answer:
+    """Measure. Raises ConfigError."""
+    read_header(question.path)
+    library = open_library(question.libllama)
+    model = LoadedModel(library, question.path)
+    slots = 1 if question.windows else max(WIDTHS)
+    cells = max(WINDOW, CELL_STEP)
+    decoder = LlamaDecoder(
+        model,
+        CellPlan(slots, cells, cells * slots),
+        clock,
+        step_tokens=question.micro_batch,
+        num_threads=question.num_threads,
+        is_unified=False,
+        kv_type=question.kv_type,
+    )
+    decoder.warm_up()
+    if question.windows:
+        found = Answer(losses=tuple(_losses(model, decoder, question.windows)))
+    else:
+        found = Answer(prefill=_prefill(decoder, clock), decode=_decode(decoder, clock))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return msgspec.structs.replace(found, weights_bytes=library.llama_model_size(model.handle), peak_bytes=peak)
+
+
+def _losses(model: LoadedModel, decoder: LlamaDecoder, every: int) -> list[float]:
+    windows: list[NDArray[np.int32]] = []
+    for text in held_texts():
+        ids = np.array(model.vocabulary.tokenize(text), np.int32)
+        windows += [ids[at : at + WINDOW] for at in range(0, len(ids) - WINDOW + 1, WINDOW)]
+    return [_loss(decoder, window) for window in windows[::every]]
+
+
+def _loss(decoder: LlamaDecoder, ids: NDArray[np.int32]) -> float:
+    """In nats per token."""
+    parts = []
+    for at in range(0, WINDOW, decoder.max_batch_tokens):
+        part = ids[at : at + decoder.max_batch_tokens]
+        parts.append(decoder.decode(_batch(part, np.arange(at, at + len(part)), np.zeros(len(part)), last_only=False)))
+    decoder.release(0)
+    logits = np.concatenate(parts)[:-1]
+    top = logits.max(1)
+    total = np.log(np.exp(logits - top[:, None]).sum(1, dtype=np.float64)) + top
+    return float((total - logits[np.arange(WINDOW - 1), ids[1:]]).mean())
+
+
+def _prefill(decoder: LlamaDecoder, clock: Clock) -> float:
+    count = min(_PREFILL, decoder.max_batch_tokens)
+    seconds = []
+    for _ in range(3):
+        begin = clock.now()
+        for at in range(0, _PREFILL, count):
+            decoder.decode(_batch(_any_ids(count, decoder), np.arange(at, at + count), np.zeros(count), last_only=True))
+        seconds.append(clock.now() - begin)
+        decoder.release(0)
+    return _PREFILL / min(seconds)
+
+
+def _decode(decoder: LlamaDecoder, clock: Clock) -> dict[int, float]:
+    prompt = np.arange(_PROMPT)
+    decoder.decode(_batch(_any_ids(_PROMPT, decoder), prompt, np.zeros(_PROMPT), last_only=True))
+    for slot in range(1, max(WIDTHS)):
+        decoder.copy(0, slot)
+    lengths = np.full(max(WIDTHS), _PROMPT)
+    found = {}
+    for width in WIDTHS:
+        seconds = []
+        for _ in range(_STEPS[width]):
+            batch = _batch(_any_ids(width, decoder), lengths[:width], np.arange(width), last_only=False)
+            begin = clock.now()
+            decoder.decode(batch)
+            seconds.append(clock.now() - begin)
+            lengths[:width] += 1
+        found[width] = width / min(seconds)
+    return found
+
+
+def _any_ids(count: int, decoder: LlamaDecoder) -> NDArray[np.int32]:
+    # speed depends on no value, but repeated rows would stay in the caches
+    return (np.arange(count, dtype=np.int64) * 7919 % (decoder.vocab_size // 2) + decoder.vocab_size // 4).astype(
+        np.int32
+    )
+
+
+def _batch(ids: NDArray[np.int32], positions: NDArray[Any], slots: NDArray[Any], *, last_only: bool) -> Batch:
+    wants = np.ones(len(ids), np.bool_)
+    if last_only:
+        wants[:-1] = False
+    return Batch(ids, positions.astype(np.int32), slots.astype(np.int32), wants)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    die_with_parent()
+    try:
+        found = answer(msgspec.json.decode(arguments[0], type=Question), SystemClock())
+    except ConfigError as failure:
+        print(failure, file=sys.stderr)  # noqa: T201 (its parent reads it)
+        return 1
+    print(msgspec.json.encode(found).decode())  # noqa: T201 (the answer)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the library's own destructors may log into a Python that is already gone.
+    os._exit(exit_code)

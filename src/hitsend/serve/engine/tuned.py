@@ -1,0 +1,267 @@
+"""What this machine is good at: ways to run a model measured beside each other, remembered, and chosen from.
+
+Enters: a model file and settings. Leaves: a `Tuned` (measured, or from an earlier time) and its choice. Always true: a
+choice is a layout whose loss of perplexity plus its standard error is within the bound and whose gain is at least
+`LEAST_GAIN`, else as shipped; a result counts for the same machine, file, build and settings only; measuring happens in
+child processes, each way in turn and all of them again, so that a slow moment makes no gain. Next: `measure.py`.
+"""
+
+import hashlib
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.convert import RECIPES
+from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, converted_path, layouts_dir, sha256_of
+from hitsend.serve.engine.libllama import PACKAGE_VERSION
+from hitsend.serve.engine.loading import num_cores
+from hitsend.serve.engine.measure import Answer, Question
+from hitsend.serve.engine.models import ModelFile
+from hitsend.settings import EngineSettings
+
+LEAST_GAIN = 1.05
+"""A smaller gain is within what measuring scatters, and not worth a second copy of the weights."""
+
+EDITION = 1
+"""Counts up when results of before can't be compared: other held texts, another way of measuring."""
+
+_INPUT, _OUTPUT = 128, 64
+"""The request that a gain is computed for."""
+
+_QUICK_WINDOWS = 4
+_TIMEOUT_S = 1800.0
+
+
+class Way(msgspec.Struct, frozen=True):
+    """How to run a model."""
+
+    layout: str = AS_SHIPPED
+    kv_type: str = "f16"
+    num_threads: int = 1
+    micro_batch: int = 512
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A way and its figures: tokens per second; `loss` and `loss_error` are shares of perplexity against as shipped,
+    None where not measured (threads and micro-batch change no weights). `gain` is against the first row."""
+
+    way: Way
+    prefill: float
+    decode: dict[int, float]
+    loss: float | None
+    loss_error: float | None
+    weights_bytes: int
+    peak_bytes: int
+    gain: float = 1.0
+
+    def is_within(self, bound: float) -> bool:
+        """Whether its loss is known to be small enough."""
+        return self.loss is not None and self.loss + (self.loss_error or 0.0) <= bound
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """All that was measured of one model on one machine. `perplexity` is that of the weights as shipped."""
+
+    model: str
+    machine: str
+    build: str
+    perplexity: float
+    num_windows: int
+    rows: tuple[Measured, ...]
+
+    def choice(self, bound: float) -> Measured:
+        """The fastest layout that keeps to the bound, if its gain is real; else the first row, which is as shipped."""
+        shipped = self.rows[0]
+        usable = [row for row in self.rows if row.is_within(bound) and row.way.kv_type == shipped.way.kv_type]
+        best = max(usable, key=lambda row: row.gain, default=shipped)
+        return best if best.gain >= LEAST_GAIN else shipped
+
+
+def gain_of(row: Measured, base: Measured) -> float:
+    """Output tokens per second against `base`: 128 tokens in and 64 out, geometric mean over 1, 8 and 32 at once."""
+    ratios = [_seconds(base, width) / _seconds(row, width) for width in row.decode]
+    return statistics.geometric_mean(ratios)
+
+
+def steady_gain(way: Way, speeds: dict[Way, list[Answer]]) -> float:
+    """Against the first way: of the best figures, or in the middle turn, whichever is less.
+
+    A neighbour that woke up while one of the two ran must not look like a gain.
+    """
+    base = next(iter(speeds.values()))
+    turns = [
+        gain_of(_measured(way, [mine], None, ()), _measured(way, [theirs], None, ()))
+        for mine, theirs in zip(speeds[way], base, strict=True)
+    ]
+    return min(statistics.median(turns), gain_of(_measured(way, speeds[way], None, ()), _measured(way, base, None, ())))
+
+
+def _seconds(row: Measured, width: int) -> float:
+    return width * _INPUT / row.prefill + width * _OUTPUT / row.decode[width]
+
+
+def tuned_file(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Path:
+    """Where the result for this model, machine and build is kept."""
+    sha256 = sha256_of(Path(found.path), layouts_dir(models_dir))
+    mark = (sha256, machine(), settings.libllama or PACKAGE_VERSION, settings.num_threads, settings.kv_type, EDITION)
+    return layouts_dir(models_dir) / f"tuned-{hashlib.sha256(repr(mark).encode()).hexdigest()[:32]}.json"
+
+
+def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Tuned | None:
+    """What was measured before; None where nothing was, or nothing that counts here."""
+    try:
+        return msgspec.json.decode(tuned_file(found, models_dir, settings).read_bytes(), type=Tuned)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_quick: bool, say: Say) -> Tuned:
+    """Measure and remember. Takes minutes. Raises ConfigError."""
+    source, threads = Path(found.path), settings.num_threads or num_cores()
+    files = _files(source, models_dir, settings, say)
+    ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
+    speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
+    for turn in range(3 if is_quick else 5):
+        for way in ways:
+            say(f"speed, turn {turn + 1}: {shown(way)}")
+            speeds[way].append(_ask(files[way.layout], way, settings.libllama))
+    windows = _QUICK_WINDOWS if is_quick else 1
+    losses: dict[Way, tuple[float, ...]] = {}
+    for way in ways:
+        if way.num_threads == threads and way.micro_batch == Way().micro_batch:
+            say(f"perplexity: {shown(way)}")
+            losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
+    rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
+    rows = [msgspec.structs.replace(row, gain=steady_gain(row.way, speeds)) for row in rows]
+    perplexity = math.exp(statistics.fmean(losses[ways[0]]))
+    build = settings.libllama or PACKAGE_VERSION
+    result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
+    target = tuned_file(found, models_dir, settings)
+    part = target.with_suffix(f".{os.getpid()}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    part.replace(target)
+    _tidy(result, source, models_dir, settings.layout_max_loss)
+    return result
+
+
+def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:
+    """The model with the weights that `engine.layout` asks for. May take minutes. Raises ConfigError."""
+    layout: str = settings.layout
+    if layout == AS_SHIPPED:
+        return found
+    if layout == "auto":
+        result = remembered(found, models_dir, settings)
+        if result is None:
+            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
+            result = tune(found, models_dir, settings, is_quick=True, say=say)
+        chosen = result.choice(settings.layout_max_loss)
+        say(f"layout auto: {explained(result, settings.layout_max_loss)}")
+        layout = chosen.way.layout
+        if layout == AS_SHIPPED:
+            return found
+    weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
+    say(f"layout {layout}: weights of {found.name} from {weights}")
+    return msgspec.structs.replace(found, weights=str(weights))
+
+
+def explained(result: Tuned, bound: float) -> str:
+    """What is chosen and why, for the log."""
+    chosen = result.choice(bound)
+    if chosen is not result.rows[0]:
+        assert chosen.loss is not None
+        return (
+            f"{chosen.way.layout}: {chosen.gain:.2f} times the output of the weights as shipped, perplexity "
+            f"{chosen.loss:+.2%} (± {chosen.loss_error or 0.0:.2%}), bound {bound:.2%}"
+        )
+    others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED and row.loss is not None]
+    told = ", ".join(f"{row.way.layout} {row.gain:.2f} times at {row.loss:+.2%}" for row in others)
+    return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({told or 'nothing to try'})"
+
+
+def shown(way: Way) -> str:
+    """In a few words."""
+    return f"{way.layout}, KV {way.kv_type}, {way.num_threads} threads, micro-batch {way.micro_batch}"
+
+
+def machine() -> str:
+    """The processor and how many cores of it are ours."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = info.read_text("utf-8", "replace").splitlines()
+        told = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "flags"))]
+        digest = hashlib.sha256("".join(told[1:2]).encode()).hexdigest()[:8]
+        name = f"{told[0] if told else name} ({digest})"
+    return f"{name}, {num_cores()} cores"
+
+
+def _files(source: Path, models_dir: Path, settings: EngineSettings, say: Say) -> dict[str, Path]:
+    """By layout; those that change nothing in this model are left out."""
+    files = {AS_SHIPPED: source}
+    for recipe in RECIPES:
+        try:
+            files[recipe] = converted(source, models_dir, recipe, libllama=settings.libllama, say=say)
+        except ConfigError as failure:
+            say(f"layout {recipe}: left out: {failure}")
+    return files
+
+
+def _ways(layouts: tuple[str, ...], threads: int, kv_type: str, *, is_quick: bool) -> list[Way]:
+    ways = [Way(layout, kv_type, threads) for layout in layouts]
+    if not is_quick:
+        ways.append(Way(kv_type="q8_0" if kv_type == "f16" else "f16", num_threads=threads))
+        ways.append(Way(kv_type=kv_type, num_threads=threads, micro_batch=128))
+        ways += [Way(kv_type=kv_type, num_threads=fewer) for fewer in (threads // 2,) if fewer]
+    return ways
+
+
+def _ask(file: Path, way: Way, libllama: str | None, *, windows: int = 0) -> Answer:
+    question = Question(str(file), libllama, way.num_threads, way.kv_type, way.micro_batch, windows)
+    words = ["-m", "hitsend.serve.engine.measure", msgspec.json.encode(question).decode()]
+    try:
+        child = subprocess.run(  # noqa: S603 (our own module)
+            [sys.executable, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"measuring {shown(way)} took longer than {_TIMEOUT_S:g} s") from None
+    if child.returncode != 0:
+        said = child.stderr.strip().splitlines()
+        raise ConfigError(f"measuring {shown(way)} failed: {said[-1] if said else child.returncode}")
+    return msgspec.json.decode(child.stdout, type=Answer)
+
+
+def _measured(way: Way, speeds: list[Answer], losses: tuple[float, ...] | None, base: tuple[float, ...]) -> Measured:
+    decode = {width: max(each.decode[width] for each in speeds) for width in speeds[0].decode}
+    loss, error = (None, None) if losses is None else loss_of(losses, base)
+    return Measured(
+        way,
+        max(each.prefill for each in speeds),
+        decode,
+        loss,
+        error,
+        speeds[0].weights_bytes,
+        max(each.peak_bytes for each in speeds),
+    )
+
+
+def loss_of(losses: tuple[float, ...], base: tuple[float, ...]) -> tuple[float, float]:
+    """By which share perplexity is higher than `base`, and its standard error, from differences by window."""
+    apart = [mine - theirs for mine, theirs in zip(losses, base, strict=True)]
+    loss = math.expm1(statistics.fmean(apart))
+    error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else math.inf
+    return loss, (1 + loss) * error
+
+
+def _tidy(result: Tuned, source: Path, models_dir: Path, bound: float) -> None:
+    """Only the chosen copy stays."""
+    chosen = result.choice(bound).way.layout
+    for recipe in RECIPES:
+        if recipe != chosen:
+            converted_path(source, models_dir, recipe).unlink(missing_ok=True)

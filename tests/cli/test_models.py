@@ -1,0 +1,42 @@
+"""`hitsend models`: what is here, as JSON and for the eye; figures as a table."""
+
+import io
+import json
+import subprocess
+import sys
+
+from rich.console import Console
+
+from hitsend.cli.models import as_document, table_of
+from hitsend.serve.engine.tuned import Measured, Tuned, Way
+
+SHIPPED = Measured(Way(), 200.0, {1: 80.0, 8: 100.0, 32: 160.0}, 0.0, 0.0, 1, 90_000_000)
+FASTER = Measured(Way("q8_0"), 400.0, {1: 90.0, 8: 200.0, 32: 300.0}, 0.002, 0.001, 1, 140_000_000, 1.7)
+LOSSY = Measured(Way("q4_0"), 400.0, {1: 90.0, 8: 200.0, 32: 300.0}, 0.25, 0.02, 1, 90_000_000, 1.8)
+RESULT = Tuned("m", "here", "b", 10.0, 48, (SHIPPED, FASTER, LOSSY))
+
+
+def test_list_names_what_lies_in_the_models_folder(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "mine.gguf").write_bytes(b"GGUF and more")
+    words = ["-m", "hitsend", "models", "list", "--json", "--data", str(tmp_path)]
+    ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=True)
+    mine = next(row for row in json.loads(ran.stdout)["models"] if row["name"] == "mine")
+    assert (mine["num_bytes"], mine["origin"], mine["auto"]) == (13, "models folder", None)
+
+
+def test_the_document_says_what_is_within_the_bound_and_what_auto_would_be():
+    document = json.loads(json.dumps(as_document(RESULT, 0.01)))
+    assert document["auto"] == "q8_0"
+    assert [row["is_within"] for row in document["rows"]] == [True, True, False]
+    assert as_document(RESULT, 0.001)["auto"] == "as-shipped"
+    assert as_document(RESULT, 0.5)["auto"] == "q4_0"
+
+
+def test_the_table_has_a_line_for_each_way():
+    written = io.StringIO()
+    Console(width=120, file=written).print(table_of(RESULT, 0.01))
+    shown = written.getvalue()
+    assert [line.split()[0] for line in shown.splitlines() if " f16 " in line] == ["as-shipped", "q8_0", "q4_0"]
+    assert "+25.0% ±2.0" in shown

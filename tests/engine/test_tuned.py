@@ -1,0 +1,168 @@
+"""engine/tuned.py: what is chosen from measurements, what is remembered, and a converted model that really runs."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from hitsend.core.clock import SystemClock
+from hitsend.gguf import read_header
+from hitsend.serve.engine.layouts import AS_SHIPPED, converted
+from hitsend.serve.engine.libllama import open_library
+from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.measure import Answer, Question, answer, held_texts
+from hitsend.serve.engine.models import ModelFile
+from hitsend.serve.engine.shape import CellPlan, memory_shape
+from hitsend.serve.engine.tuned import (
+    Measured,
+    Tuned,
+    Way,
+    explained,
+    gain_of,
+    laid_out,
+    loss_of,
+    remembered,
+    steady_gain,
+    tuned_file,
+)
+from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.loop.decoder import Batch
+from hitsend.settings import EngineSettings
+
+SHIPPED = Measured(Way(AS_SHIPPED), 200.0, {1: 80.0, 8: 100.0, 32: 160.0}, 0.0, 0.0, 1, 1)
+
+
+def row(layout: str, gain: float, loss: float | None, error: float = 0.0, kv_type: str = "f16") -> Measured:
+    return Measured(Way(layout, kv_type), 1.0, {1: 1.0}, loss, error, 1, 1, gain)
+
+
+def tuned(*rows: Measured) -> Tuned:
+    return Tuned("m", "here", "b", 10.0, 48, (SHIPPED, *rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        ((), AS_SHIPPED),
+        ((row("q8_0", 1.2, 0.001), row("q4_0", 1.6, 0.2)), "q8_0"),
+        ((row("q8_0", 1.2, 0.001), row("q4_0", 1.6, 0.009)), "q4_0"),
+        ((row("q4_0", 1.6, 0.009, 0.002),), AS_SHIPPED),  # not known well enough
+        ((row("q8_0", 1.04, 0.0),), AS_SHIPPED),  # no real gain
+        ((row("q8_0", 1.5, None),), AS_SHIPPED),  # not measured
+        ((row("q8_0", 1.5, math.nan),), AS_SHIPPED),
+        ((row(AS_SHIPPED, 1.5, 0.0, kv_type="q8_0"),), AS_SHIPPED),
+    ],
+)
+def test_the_fastest_within_the_bound_is_chosen_if_its_gain_is_real(rows, chosen):
+    result = tuned(*rows)
+    assert result.choice(0.01).way.layout == chosen
+    assert result.choice(0.01).way.kv_type == "f16"
+    assert explained(result, 0.01).startswith("as shipped" if chosen == AS_SHIPPED else chosen)
+
+
+def test_a_gain_is_of_whole_requests_at_three_widths():
+    twice = msgspec.structs.replace(SHIPPED, prefill=400.0, decode={1: 160.0, 8: 200.0, 32: 320.0})
+    assert gain_of(twice, SHIPPED) == pytest.approx(2)
+    assert gain_of(SHIPPED, SHIPPED) == pytest.approx(1)
+    faster_prefill = msgspec.structs.replace(SHIPPED, prefill=1e12)
+    assert 1 < gain_of(faster_prefill, SHIPPED) < 4
+
+
+def test_a_slow_moment_is_no_gain():
+    def turn(speed: float) -> Answer:
+        return Answer(speed, dict.fromkeys((1, 8, 32), speed))
+
+    first, other = Way(AS_SHIPPED), Way("q8_0")
+    disturbed = {first: [turn(10.0), turn(100.0), turn(100.0)], other: [turn(100.0)] * 3}
+    assert steady_gain(other, disturbed) == pytest.approx(1)
+    always_slow_then_quiet = {first: [turn(10.0), turn(10.0), turn(100.0)], other: [turn(100.0)] * 3}
+    assert steady_gain(other, always_slow_then_quiet) == pytest.approx(1)
+    real = {first: [turn(50.0)] * 3, other: [turn(100.0)] * 3}
+    assert steady_gain(other, real) == pytest.approx(2)
+    assert steady_gain(first, real) == pytest.approx(1)
+
+
+def test_a_loss_is_paired_window_by_window():
+    base = (1.0, 5.0, 2.0)
+    assert loss_of(base, base) == (0.0, 0.0)
+    loss, error = loss_of(tuple(each + 0.01 for each in base), base)
+    assert loss == pytest.approx(math.expm1(0.01))
+    assert error == pytest.approx(0, abs=1e-12)  # however different the windows are
+    assert loss_of((1.0,), (1.0,))[1] == math.inf
+
+
+def test_a_result_counts_for_its_file_and_settings_only(tmp_path):
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"one")
+    found, settings = ModelFile(str(source), "m", "path"), EngineSettings()
+    assert remembered(found, tmp_path, settings) is None
+    kept = tuned(row("q8_0", 1.2, 0.001))
+    tuned_file(found, tmp_path, settings).write_bytes(msgspec.json.encode(kept))
+    assert remembered(found, tmp_path, settings) == kept
+    assert remembered(found, tmp_path, EngineSettings(num_threads=1)) is None
+    tuned_file(found, tmp_path, settings).write_bytes(b"{")
+    assert remembered(found, tmp_path, settings) is None
+    source.write_bytes(b"other")
+    assert remembered(found, tmp_path, settings) is None
+
+
+def test_auto_follows_what_was_measured_and_says_so(tmp_path):
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"never opened")
+    found, settings = ModelFile(str(source), "m", "path"), EngineSettings(layout="auto")
+    said: list[str] = []
+    assert laid_out(found, tmp_path, EngineSettings(), said.append) == found
+    assert said == []
+    tuned_file(found, tmp_path, settings).write_bytes(msgspec.json.encode(tuned(row("q4_0", 1.6, 0.2))))
+    assert laid_out(found, tmp_path, settings, said.append).weights_path == str(source)
+    assert said == [
+        "layout auto: as shipped: nothing gains 1.05 times within a loss of 1.00% (q4_0 1.60 times at +20.00%)"
+    ]
+
+
+def test_the_held_texts_are_there_and_of_several_kinds():
+    texts = held_texts()
+    assert len(texts) == 7
+    assert sum(map(len, texts)) > 80_000
+
+
+def loss_over(path: str, every: int = 20) -> tuple[float, ...]:
+    return answer(Question(path, None, 2, windows=every), SystemClock()).losses
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_the_memory_of_a_cell_is_what_the_library_says(model_path, kv_type):
+    shape = memory_shape(read_header(model_path), kv_type)
+    library = open_library()
+    model = LoadedModel(library, model_path)
+    plan = CellPlan(1, 256, 256)
+    decoder = LlamaDecoder(model, plan, SystemClock(), step_tokens=64, num_threads=1, is_unified=False, kv_type=kv_type)
+    ids = np.arange(100, 164, dtype=np.int32)
+    wants = np.zeros(64, np.bool_)
+    wants[-1] = True
+    logits = decoder.decode(Batch(ids, np.arange(64, dtype=np.int32), np.zeros(64, np.int32), wants))
+    assert np.isfinite(logits).all()
+    assert decoder.state_bytes(0) == pytest.approx(64 * shape.kv_bytes_per_cell, rel=0.05)
+    decoder.close()
+    model.close()
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_converted_model_keeps_its_words_and_loses_less_than_the_bound(model_path, tmp_path):
+    base = loss_over(model_path)
+    target = converted(Path(model_path), tmp_path, "q4_k", libllama=None, say=lambda _: None)
+    loss, _ = loss_of(loss_over(str(target)), base)
+    assert abs(loss) < 0.03  # over a few windows; the bound is for all of them
+    library = open_library()
+    mine, theirs = (LoadedModel(library, path, vocab_only=True) for path in (str(target), model_path))
+    assert mine.chat_template == theirs.chat_template
+    assert mine.vocabulary.token_bytes() == theirs.vocabulary.token_bytes()
+    assert set(mine.metadata) - set(theirs.metadata) == {
+        "hitsend.layout",
+        "hitsend.layout.source_sha256",
+        "hitsend.layout.source_file",
+    }

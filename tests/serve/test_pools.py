@@ -1,0 +1,105 @@
+"""Embedded models as the settings name them: what can't be meant stops the start, in words."""
+
+import gguf
+import numpy as np
+import pytest
+
+from hitsend import settings
+from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.pools import adapters_of, build_pools, check_names
+from hitsend.serve.supervisor import _supervise
+
+DEFAULT = WorkerConfig("main", "main.gguf", settings.EngineSettings())
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A header of a model, with 1,024 bytes of weights."""
+    path = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for add, value in (
+        (writer.add_block_count, 2),
+        (writer.add_context_length, 512),
+        (writer.add_embedding_length, 64),
+        (writer.add_head_count, 4),
+        (writer.add_head_count_kv, 2),
+    ):
+        add(value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def tree(*engines, adapters=(), budget=None):
+    engine = settings.EngineSettings(memory_budget_bytes=budget, num_slots=4, kv_budget_bytes=0)
+    return settings.Settings(engine=engine, engines=engines, adapters=adapters)
+
+
+def pooled(name, model, **fields):
+    return settings.PooledSettings(name, model, **fields)
+
+
+async def built(asked, tmp_path, default=None):
+    return await build_pools(asked, default, tmp_path, SystemClock())
+
+
+async def test_memory_is_predicted_from_the_header_with_each_models_own_settings(tmp_path, model):
+    one = pooled("one", model, aliases=("a", "b"), num_slots=2, context=256, max_waiting=3, idle_unload_s=0)
+    found = await built(tree(one, pooled("two", model, num_slots=1), budget=10**6), tmp_path)
+    first, second = found.models
+    # 2 layers, keys and values, 2 heads of 16, two bytes each: 256 bytes a token
+    assert first.engine.member.num_bytes == 1024 + 2 * 256 * 256
+    assert second.engine.member.num_bytes == 1024 + 512 * 256
+    assert (first.engine.facts.cells_per_slot, second.engine.facts.cells_per_slot) == (256, 512)
+    assert (first.by_name, second.served) == ({"a": None, "b": None}, ("tiny",))
+    assert (first.engine.model.max_waiting, first.engine.member.idle_s) == (3, None)
+    assert first.engine.state().is_ready
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"name": "embedded"}, "'embedded' is taken"),
+        ({"name": "there"}, "'there' is taken"),
+        ({"name": ""}, "'' is taken, or empty"),
+        ({"model": "none-such"}, r"engines\[x\]\.model: 'none-such' is no file"),
+        ({"num_slots": 200}, r"memory_budget_bytes is 1000000: 'x' takes 26215424 bytes .* 25215424 too many"),
+    ],
+)
+async def test_a_model_that_cannot_be_meant_is_named(tmp_path, model, fields, complaint):
+    there = settings.UpstreamSettings("there", "http://127.0.0.1:1/v1", {"a": "b"})
+    asked = tree(there, pooled(**({"name": "x", "model": model} | fields)), budget=10**6)
+    with pytest.raises(ConfigError, match=complaint):
+        await built(asked, tmp_path)
+
+
+async def test_adapters_belong_to_a_model_that_is_there(tmp_path):
+    of_none, of_main, of_other = (
+        settings.AdapterSettings("red", "r.gguf", model=model) for model in (None, "main", "other")
+    )
+    asked = tree(adapters=(of_none, of_main, of_other))
+    assert adapters_of(asked, ("main",), is_default=True) == (of_none, of_main)
+    assert adapters_of(asked, ("other", "x")) == (of_other,)
+    with pytest.raises(ConfigError, match=r"adapters\[red\]\.model: no embedded model is served as 'other'.*main"):
+        await built(tree(adapters=(of_other,)), tmp_path, DEFAULT)
+    with pytest.raises(ConfigError, match="it has to be named"):
+        await built(tree(adapters=(of_none,)), tmp_path)
+    assert await built(tree(adapters=(of_main,)), tmp_path, DEFAULT) is None
+
+
+def test_a_name_means_one_model():
+    check_names(["a", "b"])
+    for names in (["a", "b", "a"], ["a", ""]):
+        with pytest.raises(ConfigError, match="means two models"):
+            check_names(names)
+
+
+async def test_several_processes_refuse_models_that_come_and_go(model):
+    asked = settings.Settings(server=settings.ServerSettings(workers=2), engines=(pooled("x", model),))
+    with pytest.raises(ConfigError, match=r"server\.workers: 2 processes.*engines\[x\] is of kind embedded"):
+        await _supervise(asked)
