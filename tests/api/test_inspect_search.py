@@ -25,9 +25,10 @@ def frames(answer):
     return [json.loads(line[6:]) for line in answer.body.decode().split("\n\n") if line.startswith("data: ")]
 
 
-def fly(edge, request_id, who, step=7):
+def fly(edge, request_id, who, step=7, engine="embedded"):
     """A request that computed its prompt of 9 tokens and takes part in a step."""
     flight = edge.flights.open(request_id, KEYS[who])
+    flight.engine = engine
     flight.record(ev.Tokenized(0.0, 0.0, 9, 1, ()))
     flight.record(ev.Fitted(20, (), SamplingParams(), {}))
     flight.record(ev.Step(step - 1, 0.0, 0.1, 9, 0, 9, 0, 1))
@@ -63,12 +64,15 @@ async def test_the_live_stream_shows_a_caller_its_own_and_a_reader_everybody_s()
     edge = Edge(keys=KEYS)
     fly(edge, "r-ann", "ann")
     fly(edge, "r-bob", "bob")
-    for who, shown in (("ann", ["r-ann"]), ("bob", ["r-bob"]), ("reader", ["r-ann", "r-bob"])):
+    other = edge.flights.open("r-other", KEYS["reader"])  # the same step number of another engine is another step
+    other.engine = "second"
+    other.record(ev.Step(7, 0.0, 0.1, 0, 1, 0, 1, 1))
+    for who, shown in (("ann", ["r-ann"]), ("bob", ["r-bob"]), ("reader", ["r-ann", "r-bob", "r-other"])):
         answer = await edge.ask("/inspect/live?frames=2", None, bearer(who))
         assert answer.headers[b"content-type"].startswith(b"text/event-stream")
         first, second = frames(answer)
         assert [each["request_id"] for each in second["requests"]] == shown
-        assert [each["request_id"] for each in first["step"]["members"]] == shown
+        assert [each["request_id"] for each in first["step"]["members"]] == [one for one in shown if one != "r-other"]
         assert (first["state"] is None) == (who != "reader")
         one = first["requests"][0]
         told = ("prompt_tokens", "prefilled_tokens", "output_tokens", "max_tokens", "step")

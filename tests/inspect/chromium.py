@@ -39,6 +39,9 @@ class Page:
         self._socket = socket
         self._ids = itertools.count(1)
         self._answers = {}
+        self._letting = set()
+        self._password = None
+        self.num_asked = 0
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self):
@@ -50,6 +53,23 @@ class Page:
                 self.problems.append(document["params"])
             elif document["method"] == "Network.requestWillBeSent":
                 self.requested.append(document["params"]["request"]["url"])
+            elif document["method"].startswith("Fetch."):
+                task = asyncio.create_task(self._let_through(document["method"], document["params"]))
+                self._letting.add(task)
+                task.add_done_callback(self._letting.discard)
+
+    async def log_in(self, password):
+        """Answer what the browser would ask a person for. Call before `open`."""
+        self._password = password
+        await self.call("Fetch.enable", handleAuthRequests=True)
+
+    async def _let_through(self, method, asked):
+        if method == "Fetch.authRequired":
+            self.num_asked += 1
+            answer = {"response": "ProvideCredentials", "username": "me", "password": self._password}
+            await self.call("Fetch.continueWithAuth", requestId=asked["requestId"], authChallengeResponse=answer)
+        else:
+            await self.call("Fetch.continueRequest", requestId=asked["requestId"])
 
     async def call(self, method, **params):
         number = next(self._ids)

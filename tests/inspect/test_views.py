@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from tests.inspect.chromium import Chromium, find
-from tests.served import until
+from tests.served import serving, until
 
 pytestmark = [
     pytest.mark.model,
@@ -85,6 +87,14 @@ async def test_a_newcomer_asks_and_sees_where_the_time_went(served, page):
     body = served.get("/openapi.json")["components"]["schemas"]["ChatBody"]["properties"]
     sampling = ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "typical_p", "dry_multiplier", "stop")
     assert set(sampling) <= set(fields) < set(body)
+    await page.run("document.querySelector('#ask-thinking').value = 'off'")
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    await page.run(f"document.querySelector('#ask-tools').value = {json.dumps(json.dumps(tools))}")
+    await ask(page, "Again.", max_tokens="4")
+    await page.until("!document.querySelector('#ask-send').disabled")
+    to = await page.run("document.querySelector('#try-waterfall a').getAttribute('href')")
+    rendered = next(one for one in served.record(to.rpartition("/")[2])["events"] if one["type"] == "rendered")
+    assert rendered["template_kwargs"] == {"enable_thinking": False}
     await ask(page, "Again.", temperature="9")
     assert "temperature" in await text_of(page, "#ask-error")
     assert await page.run("document.querySelector('#ask-field-temperature').ariaInvalid") == "true"
@@ -190,3 +200,41 @@ async def test_every_view_fits_reads_and_is_usable_without_a_mouse(served, page)
         seen.append(await page.run("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
     assert seen == sorted(set(seen)), "the focus follows the order of the page"
     assert page.problems == []
+
+
+def made_key(folder, name):
+    command = [sys.executable, "-m", "hitsend", "keys", "create", "--name", name, "--json", "--data", str(folder)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)["key"]
+
+
+async def names_of(page, selector, count):
+    await page.until(f"document.querySelectorAll({json.dumps(selector)}).length === {count}")
+    return await page.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
+
+
+async def test_a_caller_sees_its_own_and_a_watched_server_stops(page, tmp_path):
+    ann, bob = made_key(tmp_path, "ann"), made_key(tmp_path, "bob")
+    words = ("--set", "engine.num_slots=1", "--set", "engine.context=256", "--set", "server.drain_s=600")
+    with serving(*words, data=tmp_path) as served:
+        body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+        for key in (ann, bob, bob):
+            assert served.post("/v1/chat/completions", body, key)[0] == 200
+        await page.log_in(ann)
+        await page.open(f"{served.url}/inspect")
+        assert await names_of(page, "#requests tbody td:nth-child(3)", 1) == ["ann"]
+        await page.run(f"document.querySelector('#key').value = {json.dumps(bob)}")
+        await page.run("document.querySelector('#key-form button').click()")
+        assert await names_of(page, "#requests tbody td:nth-child(3)", 2) == ["bob", "bob"]
+        await go(page, "#/money", "document.querySelector('#spent .sum')")
+        assert "2 requests" in await text_of(page, "#spent .sum")
+        asked = page.num_asked
+        await page.run("sessionStorage.setItem('hitsend-key', 'hs_wrong'); location.hash = '#/live'")
+        await page.until("!document.querySelector('#key-form').hidden")
+        assert page.num_asked == asked == 1, (
+            "the browser asks once; a wrong key of the page's own is the page's to ask for"
+        )
+        await page.run("document.querySelector('#key-forget').click()")
+        await page.until("document.querySelector('#live-state').innerText.includes('not shown')")
+        served.process.terminate()
+        assert await asyncio.to_thread(served.process.wait, 60) == 0
+        await page.until("document.querySelector('#status').textContent.includes('trying again')")

@@ -24,7 +24,9 @@ export const key = {
 export async function call(path, options = {}) {
   const kept = key.get();
   const headers = { ...(kept ? { authorization: `Bearer ${kept}` } : {}), ...options.headers };
-  const response = await fetch(path, { cache: "no-store", ...options, headers });
+  // with a key of its own, the browser's are left out: nor does it ask for others where this one is refused
+  const credentials = kept ? "omit" : "same-origin";
+  const response = await fetch(path, { cache: "no-store", credentials, ...options, headers });
   if (response.ok) return response;
   let said = null;
   try {

@@ -135,12 +135,14 @@ def _shown(flight: Flight, now: float) -> dict[str, Any]:
 
 def _step(flights: tuple[Flight, ...]) -> dict[str, Any] | None:
     """The newest step that one of these took part in, and who else of them did."""
-    running = [flight for flight in flights if flight.last_step is not None]
-    newest = max((flight.last_step for flight in running if flight.last_step), key=lambda step: step.step, default=None)
-    if newest is None:
+    taken = [(flight, flight.last_step) for flight in flights if flight.last_step is not None]
+    if not taken:
         return None
+    first, newest = max(taken, key=lambda pair: pair[1].ended_at)
+    same = [(flight, step) for flight, step in taken if (flight.engine, step.step) == (first.engine, newest.step)]
     return {
         "step": newest.step,
+        "engine": first.engine,
         "ms": round((newest.ended_at - newest.started_at) * 1000.0, 3),
         "batch_prefill_tokens": newest.batch_prefill_tokens,
         "batch_decode_tokens": newest.batch_decode_tokens,
@@ -148,10 +150,9 @@ def _step(flights: tuple[Flight, ...]) -> dict[str, Any] | None:
         "members": [
             {
                 "request_id": flight.request_id,
-                "prefill_tokens": flight.last_step.prefill_tokens,
-                "decode_tokens": flight.last_step.decode_tokens,
+                "prefill_tokens": step.prefill_tokens,
+                "decode_tokens": step.decode_tokens,
             }
-            for flight in running
-            if flight.last_step is not None and flight.last_step.step == newest.step
+            for flight, step in same
         ],
     }
