@@ -113,7 +113,7 @@ async def live(album: Album, session: aiohttp.ClientSession, served: Served, key
         for number in range(12)
     ]
     await album.page.until("document.querySelectorAll('#live-requests .decode_own').length === 12")
-    await asyncio.sleep(8)
+    await asyncio.sleep(6)
     await album.take("live", 900)
     for task in asking:
         task.cancel()

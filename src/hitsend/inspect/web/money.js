@@ -35,8 +35,9 @@ function partLine(each, most) {
 }
 
 function budgetLine(budget) {
-  const title = `${words(budget.name)} of ${budget.level}`;
-  const row = line(headed(budget.level), `${words(budget.name)}, from ${budget.since}`, gauge(budget.spent_microusd, budget.limit_microusd, title), money(budget.spent_microusd), money(budget.left_microusd), money(budget.limit_microusd));
+  const level = budget.name_of_key ? `key of ${budget.name_of_key}` : budget.level;
+  const title = `${words(budget.name)} of ${level}`;
+  const row = line(headed(level), `${words(budget.name)}, from ${budget.since}`, gauge(budget.spent_microusd, budget.limit_microusd, title), money(budget.spent_microusd), money(budget.left_microusd), money(budget.limit_microusd));
   for (const cell of [...row.cells].slice(3)) cell.className = "n";
   return row;
 }

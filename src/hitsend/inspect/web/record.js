@@ -110,7 +110,7 @@ function promptOf(record, prompt) {
   const spans = tokenized?.spans ?? [];
   if (prompt?.is_captured && prompt.prompt.length) {
     const opens = new Map(spans.map((span) => [span.start, span.role]));
-    const tokens = prompt.prompt.map((token, index) => ({ text: token.text, id: token.id, isControl: token.is_control, opens: opens.get(index) }));
+    const tokens = prompt.prompt.map((token, index) => ({ text: token.text, id: token.id, isControl: token.is_control, isCached: index < usage.cached_tokens, opens: opens.get(index) }));
     said.push(tokenField("Tokens of the prompt", tokens));
   } else if (rendered?.text) said.push(element("pre", rendered.text));
   else said.push(element("p", "The text was not captured (record.text is off): sizes only.", "soft"));

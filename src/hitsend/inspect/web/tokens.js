@@ -6,7 +6,7 @@ import { element, holding } from "./dom.js";
 const percent = (logprob) => `${(Math.exp(logprob) * 100).toFixed(1)} %`;
 export const visible = (text) => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥");
 
-// `tokens`: {text, id?, logprob?, top?, isControl?, opens?}; `opens` names the role that begins with this one.
+// `tokens`: {text, id?, logprob?, top?, isControl?, isCached?, opens?}; `opens` names the role that begins with this one.
 export function tokenField(name, tokens) {
   const field = element("div", "", "tokens");
   field.tabIndex = 0;
@@ -30,6 +30,7 @@ export function tokenField(name, tokens) {
     if (token.isControl) spot.className = "token control";
     else if (token.logprob !== undefined) spot.className = `token p${bucket(token.logprob)}`;
     else spot.className = `token c${(colour = (colour + 1) % 4)}`;
+    if (token.isCached) spot.classList.add("fromcache");
     spot.dataset.index = index;
     marks.push(field.children.length);
     field.append(spot);
@@ -52,7 +53,7 @@ function bucket(logprob) {
 function about(token, index) {
   const id = token.id === undefined ? "" : `, id ${token.id}`;
   const chance = token.logprob === undefined ? "" : `, ${percent(token.logprob)}`;
-  const said = [element("strong", `${JSON.stringify(token.text)}`), element("span", ` token ${index + 1}${id}${chance}${token.isControl ? ", control token" : ""}`)];
+  const said = [element("strong", `${JSON.stringify(token.text)}`), element("span", ` token ${index + 1}${id}${chance}${token.isControl ? ", control token" : ""}${token.isCached ? ", from the cache" : ""}`)];
   if (token.top?.length) {
     const list = element("ol", "", "top");
     for (const other of token.top) list.append(element("li", `${JSON.stringify(other.token)} ${percent(other.logprob)}`));

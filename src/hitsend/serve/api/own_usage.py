@@ -28,7 +28,11 @@ async def usage(exchange: Exchange) -> None:
     if by is None:
         raise InvalidRequest(f"by: {wanted[:40]!r}, expected one of {', '.join(get_args(By))}", param="by")
     found = await books.spent(by, own_key(exchange), day(asked, "from"), day(asked, "to"))
-    budgets = await books.budgets(await _levels(exchange))
+    levels, names = await _levels(exchange)
+    budgets = [
+        msgspec.to_builtins(budget) | {"name_of_key": names.get(budget.level)}
+        for budget in await books.budgets(tuple(levels))
+    ]
     await exchange.answer_json(msgspec.to_builtins(found) | {"budgets": budgets})
 
 
@@ -36,13 +40,17 @@ MAX_BUDGETS = 100
 """Levels whose budgets are told at once to who sees all: each is a sum over the ledger."""
 
 
-async def _levels(exchange: Exchange) -> tuple[Level, ...]:
+async def _levels(exchange: Exchange) -> tuple[list[Level], dict[str, str]]:
+    """Levels with budgets, and the names of those that are keys, by the levels' titles."""
     principal, admin = exchange.principal, exchange.services.admin
     if not sees_all(principal) or admin is None:
-        return principal.levels
-    levels = [Level(one.kind, one.path, one.terms.limits) for one in await admin.principals.load()]
-    levels += [Level("key", (one.key_id,), one.terms.limits) for one in await admin.keys.load()]
-    return tuple(level for level in levels if _has_budget(level))[:MAX_BUDGETS]
+        levels, names = list(principal.levels), {f"key {principal.key_id}": principal.name}
+    else:
+        keys = await admin.keys.load()
+        levels = [Level(one.kind, one.path, one.terms.limits) for one in await admin.principals.load()]
+        levels += [Level("key", (one.key_id,), one.terms.limits) for one in keys]
+        names = {f"key {one.key_id}": one.name for one in keys}
+    return [level for level in levels if _has_budget(level)][:MAX_BUDGETS], names
 
 
 def _has_budget(level: Level) -> bool:
