@@ -6,9 +6,11 @@ import { byId, drawn, fill, line, number, plain, took, toRequest } from "./dom.j
 import { key, stack } from "./waterfall.js";
 
 const KEPT = 240; // a minute of frames
+const SMOOTHED = 8;
 const WAITING = new Set(["waiting", "preempted"]);
 let stream = null;
 let rates = [];
+let latest = []; // a step may take longer than a frame: what is shown is the mean of two seconds
 
 export function stopLive() {
   stream?.abort();
@@ -35,15 +37,17 @@ export async function showLive(onFrame) {
 function draw(frame) {
   const { requests, state, step } = frame;
   const count = state ?? {};
+  latest = [...latest, frame.output_tokens_per_s].slice(-SMOOTHED);
+  const rateNow = latest.reduce((sum, each) => sum + each, 0) / latest.length;
   fill(byId("live-state"), [
-    ["tokens/s", frame.output_tokens_per_s.toFixed(1)],
+    ["tokens/s", rateNow.toFixed(1)],
     ["prompt tokens/s", frame.prompt_tokens_per_s.toFixed(0)],
     ["running", plain(state ? count.running : frame.num_requests - frame.num_waiting)],
     ["queue", plain(state ? count.waiting : frame.num_waiting)],
     ...(state ? [["cells", `${number(count.cells_used)}/${number(count.cells_total)}`], ["holds", plain(count.holds_open)], ["model", plain(count.engine?.model)], ["engine", `pid ${plain(count.engine?.pid)}, ${plain(count.engine?.restarts)} restarts`]] : [["server", "not shown to this key's role"]]),
     ...(count.gateways?.length > 1 ? [["gateways", `${count.gateways.length}; the requests below are those of pid ${frame.pid}`]] : []),
   ]);
-  rate(frame.output_tokens_per_s);
+  rate(rateNow);
   batch(step);
   cells(requests, state);
   list(requests, step);
@@ -83,10 +87,11 @@ function batch(step) {
 
 function cells(requests, state) {
   const parts = requests.map((each) => ({ value: each.prefilled_tokens + each.output_tokens, name: colour(each.request_id), text: `${each.request_id}: ${number(each.prefilled_tokens + each.output_tokens)}` })).filter((each) => each.value > 0);
+  if (state?.cells_cached) parts.push({ value: state.cells_cached, name: "cached", text: `kept for prompts that may come again: ${number(state.cells_cached)}` });
   const total = Math.max(state?.cells_total ?? 0, parts.reduce((sum, each) => sum + each.value, 0), 1);
-  byId("live-cells").replaceChildren(stack(parts, total), key(parts.slice(0, 12)));
+  byId("live-cells").replaceChildren(stack(parts, total), key(parts.slice(-12)));
   byId("live-cells").setAttribute("aria-label", `Cells used by ${parts.length} requests`);
-  byId("live-cells-text").textContent = state ? `${number(state.cells_used)} of ${number(state.cells_total)} cells are used, ${number(state.cells_cached)} of them kept for prompts that may come again` : "";
+  byId("live-cells-text").textContent = state ? `${number(state.cells_used)} of ${number(state.cells_total)} cells are used` : "";
 }
 
 const rows = new Map();
