@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation bench-search screenshots postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation bench-search screenshots bench-cascade postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -134,6 +134,9 @@ bench-prefix: dev ## a shared system prompt and ten-turn chats beside llama-serv
 
 bench-isolation: dev ## nine honest principals, alone and beside one at a hundred times its share
 	@$(BIN)/python -m bench.isolation $(ARGS)
+
+bench-cascade: dev ## a cheap model first, on a labelled sample: what it saves, and what is wrong of what it may send
+	@$(BIN)/python -m bench.cascade $(ARGS)
 
 bench-speculation: dev ## drafts from a sequence's own text: what they gain where there is something to repeat, and where not
 	@$(BIN)/python -m bench.speculation $(ARGS)

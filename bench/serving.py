@@ -72,6 +72,22 @@ def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int
             process.wait(20)
 
 
+@contextmanager
+def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]:
+    """hitsend with a settings file. Yields its address."""
+    with tempfile.TemporaryDirectory() as data:
+        port = _free_port()
+        words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
+        words += ["--config", str(config), "--set", f"engine.num_threads={threads}"]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _wait_ready(f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

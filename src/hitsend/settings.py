@@ -24,10 +24,13 @@ from hitsend.settings_engines import (
     UpstreamPrices,
     UpstreamSettings,
 )
+from hitsend.settings_routes import CanarySettings, CascadeSettings, RouteSettings
 
 __all__ = [
     "AccessSettings",
     "AdapterSettings",
+    "CanarySettings",
+    "CascadeSettings",
     "ChatSettings",
     "EngineSettings",
     "LogSettings",
@@ -37,6 +40,7 @@ __all__ = [
     "PriceSettings",
     "RecordSettings",
     "ResponsesSettings",
+    "RouteSettings",
     "SamplingPreset",
     "Section",
     "ServerSettings",
@@ -268,5 +272,6 @@ class Settings(Section, frozen=True):
     tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()
     engines: tuple[PooledSettings | UpstreamSettings, ...] = ()
+    routes: tuple[RouteSettings, ...] = ()
     adapters: tuple[AdapterSettings, ...] = ()
     prices: tuple[PriceSettings, ...] = ()

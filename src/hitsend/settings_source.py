@@ -88,7 +88,7 @@ def described(kind: Any) -> str:
         )
         return words if meta.le is None else f"{words} and at most {meta.le}"
     if get_origin(kind) is dict:
-        return "table of texts"
+        return "table of texts" if get_args(kind)[1] is str else "table of numbers"
     if get_origin(kind) is tuple:
         return "list of texts" if get_args(kind)[0] is str else "array of tables"
     if isinstance(kind, type) and issubclass(kind, Section):

@@ -25,6 +25,7 @@ BODIES: dict[str, Any] = {
     "/v1/completions": {"model": "m", "prompt": "hi"},
     "/v1/embeddings": {"model": "e", "input": "hi"},
     "/v1/estimate": chat_body(),
+    "/v1/routes/explain": chat_body(),
     "/v1/responses": {"model": "m", "input": "hi"},
     "/v1/responses/input_tokens": {"model": "m", "input": "hi"},
     "/v1/messages": {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
@@ -57,7 +58,15 @@ def is_denied(role: str, route: str) -> bool:
         return route.startswith("/admin/") or route in ("/metrics", "/inspect/state")
     if route in BOOKS:
         return False
-    works = ("/v1/chat/", "/v1/completions", "/v1/embeddings", "/v1/estimate", "/v1/responses", "/v1/messages")
+    works = (
+        "/v1/chat/",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/estimate",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/routes",
+    )
     return role == "reader" and route.startswith((*works, "/tokenize", "/detokenize", "/admin/"))
 
 
@@ -158,8 +167,9 @@ async def test_models_that_are_not_allowed_are_denied_by_name_and_not_listed():
     denied = await edge.ask("/v1/models/e", None, bearer("m"))
     assert (denied.status, "'e'" in denied.error["message"]) == (403, True)
     assert (await edge.ask("/v1/models/nope", None, bearer("m"))).status == 404
-    reading = ("/v1/estimate", "/v1/chat/completions/render", "/tokenize", "/detokenize", "/v1/messages/count_tokens")
-    for route in (*reading, "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens"):
+    reading = ("/v1/estimate", "/v1/routes/explain", "/v1/chat/completions/render", "/tokenize", "/detokenize")
+    counting = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/chat/completions/input_tokens")
+    for route in (*reading, *counting):
         assert (await edge.ask(route, BODIES[route], bearer("m"))).status == 200, route
         for name in ("e", "x"):
             denied = await edge.ask(route, BODIES[route], bearer(name))

@@ -4,7 +4,7 @@ Enters: arguments. Leaves: an exit status; answers and `--json` documents on std
 Always true: a command's module is imported only when that command runs, so that `hitsend --help` and the client
 commands don't wait for the server's libraries; settings come from `settings.load_process` only; no command reaches into
 a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `load.py`, `inspect.py`, `config.py`,
-`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `plan.py`.
+`keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`.
 """
 
 import importlib
@@ -30,6 +30,7 @@ COMMANDS = {
     "limits": "What holds for everybody.",
     "usage": "Add up the ledger.",
     "reconcile": "Prove that ledger, counters and records agree.",
+    "routes": "What routes choose, and why.",
     "models": "Models on this machine: list them, measure layouts.",
     "plan": "Plan memory, money and tokens.",
     "config": "Show every setting and where its value came from.",

@@ -57,8 +57,12 @@ class Client:
 
     async def chat(self, body: dict[str, Any]) -> Any:
         """A whole completion. Raises CallFailed."""
+        return await self.post("/v1/chat/completions", body)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON document that answers a JSON document. Raises CallFailed."""
         try:
-            async with self._session.post(f"{self.url}/v1/chat/completions", json=body) as response:
+            async with self._session.post(self.url + path, json=body, allow_redirects=False) as response:
                 self.request_id = response.headers.get("x-request-id")
                 return await self._json(response)
         except (aiohttp.ClientError, TimeoutError) as error:

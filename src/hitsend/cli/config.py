@@ -1,8 +1,8 @@
 """`hitsend config`: every setting, its value, where that came from; and the page that documents them.
 
 Enters: the same flags as `serve`. Leaves: a table, JSON, or Markdown. Always true: `docs/settings.md` is what `docs`
-prints (a test compares them), meanings are the docstrings in `settings.py` and `settings_engines.py`, and no password
-is printed. Next: `settings_source.py`.
+prints (a test compares them), meanings are the docstrings in `settings.py` and the modules that it is made of, and no
+password is printed. Next: `settings_source.py`.
 """
 
 import ast
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hitsend import settings, settings_engines
+from hitsend import settings, settings_engines, settings_routes
 from hitsend.cli import options
 from hitsend.settings_source import Loaded, described, fields, shown
 
@@ -83,6 +83,9 @@ def page() -> str:
         settings.PooledSettings,
         settings.UpstreamSettings,
         settings.UpstreamPrices,
+        settings.RouteSettings,
+        settings.CanarySettings,
+        settings.CascadeSettings,
         settings.AdapterSettings,
         settings.PriceSettings,
     )
@@ -102,7 +105,7 @@ def _rows(section: type[msgspec.Struct], meanings: dict[tuple[str, str], str]) -
 def _row(section: str, field: msgspec.structs.FieldInfo, meanings: dict[tuple[str, str], str]) -> str:
     if field.required:
         default = "required"
-    elif isinstance(field.default, settings.Section):
+    elif isinstance(field.default, settings.Section) or field.default_factory is not msgspec.NODEFAULT:
         default = "empty"
     else:
         default = f"`{json.dumps(msgspec.to_builtins(field.default))}`"
@@ -116,10 +119,11 @@ def _doc(section: type) -> str:
 def _meanings() -> dict[tuple[str, str], str]:
     """(class, field) -> the docstring under the field, which Python itself throws away."""
     found: dict[tuple[str, str], str] = {}
-    for node in (*ast.parse(inspect.getsource(settings)).body, *ast.parse(inspect.getsource(settings_engines)).body):
+    modules = (settings, settings_engines, settings_routes)
+    for node in (one for module in modules for one in ast.parse(inspect.getsource(module)).body):
         if isinstance(node, ast.ClassDef):
             for field, doc in zip(node.body, node.body[1:], strict=False):
                 match field, doc:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        found[node.name, name] = text
+                        found[node.name, name] = " ".join(text.split())
     return found

@@ -117,12 +117,19 @@ class Reserved(Event, frozen=True):
 
 
 class Routed(Event, frozen=True):
-    """An engine was chosen. `layout`: how the weights of an embedded model are stored, as far as it is ours to know."""
+    """An engine was chosen. `layout`: how the weights of an embedded model are stored, as far as it is ours to know.
+
+    Of a request to a route, `route` is its name, `candidates` what was known of each of its engines when the first one
+    was chosen, `attempt` counts from 1.
+    """
 
     engine: str
     model: str
     reason: str
     layout: str | None = None
+    route: str | None = None
+    attempt: int = 1
+    candidates: tuple[dict[str, Any], ...] = ()
 
 
 class ModelLoaded(Event, frozen=True):

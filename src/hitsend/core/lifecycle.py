@@ -8,6 +8,8 @@ Enters: a state and what happened. Leaves: the next state. Always true: every ch
         │            │            │           │ │          ├──► failed
         └────────────┴────────────┴───────────┼─┴──────────┴──► cancelled
                                           preempted
+
+Reserved, waiting and running lead back to prepared where a route gives an engine up and asks the next one.
 """
 
 from enum import StrEnum
@@ -41,9 +43,9 @@ class FinishReason(StrEnum):
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.RECEIVED: frozenset({State.PREPARED, State.FAILED, State.CANCELLED}),
     State.PREPARED: frozenset({State.RESERVED, State.FAILED, State.CANCELLED}),
-    State.RESERVED: frozenset({State.WAITING, State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.WAITING: frozenset({State.RUNNING, State.FAILED, State.CANCELLED}),
-    State.RUNNING: frozenset({State.PREEMPTED, State.FINISHED, State.FAILED, State.CANCELLED}),
+    State.RESERVED: frozenset({State.PREPARED, State.WAITING, State.RUNNING, State.FAILED, State.CANCELLED}),
+    State.WAITING: frozenset({State.PREPARED, State.RUNNING, State.FAILED, State.CANCELLED}),
+    State.RUNNING: frozenset({State.PREPARED, State.PREEMPTED, State.FINISHED, State.FAILED, State.CANCELLED}),
     State.PREEMPTED: frozenset({State.RUNNING, State.FINISHED, State.FAILED, State.CANCELLED}),
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core import events as ev
-from hitsend.core import shown
+from hitsend.core import route_events, shown
 from hitsend.core.clock import Clock
 from hitsend.core.drafts import DraftCounts
 from hitsend.core.errors import Ended, ServeError
@@ -293,6 +293,20 @@ class Flight:
             # one mean instead of every gap: reads hold several chunks, so single gaps would mean nothing
             self.token_gaps_s.append((event.ended_at - self.first_token_at) / (event.num_chunks - 1))
 
+    def _on_abandoned(self, event: route_events.Abandoned) -> None:
+        """Back to before the hold: another engine is asked, and nothing of this one's answer was anybody's."""
+        self._on_released(ev.Released(event.at, 0))
+        self._follow(State.PREPARED)
+        self.first_token_at = self._last_token_at = self._last_step = None
+        self.token_gaps_s.clear()
+        for captured in (self.output_text, self.output_reasoning, self.output_calls):
+            captured.clear()
+
+    def _on_judged(self, event: route_events.Judged) -> None:
+        if event.accepted:  # the client gets its first token now
+            self.first_token_at = event.at
+            self.token_gaps_s.clear()
+
     def _on_released(self, event: ev.Released) -> None:
         for since, name in ((self._waiting_since, "wait"), (self._paused_since, "client_wait")):
             if since is not None:
@@ -333,6 +347,8 @@ _HANDLERS: dict[type[ev.Event], Any] = {
     ev.Answered: Flight._on_answered,
     ev.Streamed: Flight._on_streamed,
     ev.Released: Flight._on_released,
+    route_events.Abandoned: Flight._on_abandoned,
+    route_events.Judged: Flight._on_judged,
     ev.Settled: Flight._on_settled,
 }
 

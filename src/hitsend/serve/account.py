@@ -14,6 +14,8 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
@@ -66,16 +68,20 @@ class Account:
         except BaseException:
             await _to_its_end(self._give_back(Used(requests=0)))
             raise
+        self._record_hold(self._hold)
+        return self
+
+    def _record_hold(self, hold: Hold) -> None:
+        request = hold.request
         self._flight.record(
             Reserved(
-                hold_id=self._hold.hold_id,
-                input_tokens=self._request.input_tokens,
-                output_tokens=self._request.output_tokens,
-                held_microusd=self._hold.held_microusd,
-                price_id=self._request.price.id,
+                hold_id=hold.hold_id,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                held_microusd=hold.held_microusd,
+                price_id=request.price.id,
             )
         )
-        return self
 
     async def _reserve_limits(self) -> None:
         request = self._request
@@ -104,6 +110,42 @@ class Account:
     def watch(self, generation: Generation, choices: Sequence[Assembler | PassedChoice]) -> None:
         """Bill this generation, and close it at the block's end; without it the hold is settled with nothing used."""
         self._generation, self._choices = generation, choices
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether an engine works for it."""
+        return self._generation is not None
+
+    @property
+    def generation(self) -> Generation:
+        """The one that is billed."""
+        assert self._generation is not None
+        return self._generation
+
+    async def abandon(self, reason: str, *, bills: bool = False) -> Settlement:
+        """Make the engine let go before the client got anything: what it computed isn't this hold's, but for the limits
+        where the caller `bills`. Returns what that was; `move` goes on.
+        """
+        usage, discarded, is_estimate = Usage(), 0, False
+        if self._generation is not None:
+            await self._generation.aclose()
+            await self._read_the_rest()
+            metered = self._metered("cancelled")
+            usage, discarded, is_estimate = metered.usage, metered.discarded_tokens, self._is_estimate
+        cost = cost_microusd(self._request.price, usage) if bills else 0
+        billed = usage if bills else Usage()
+        await self._give_back(Used(billed.prompt_tokens, billed.completion_tokens, cost, requests=0))
+        self._generation, self._choices = None, ()
+        return Settlement(usage, reason, discarded, is_estimate)
+
+    async def move(self, request: HoldRequest) -> None:
+        """Hold for another engine: the limits anew, while the durable hold stays and will end in that one's row."""
+        assert self._hold is not None
+        held = held_microusd(request.price, request.input_tokens, request.output_tokens)
+        self._request = request
+        self._hold = msgspec.structs.replace(self._hold, request=request, held_microusd=held)
+        await self._reserve_limits()
+        self._record_hold(self._hold)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -20,22 +20,29 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.core.request import Request
+from hitsend.core.record import Flight
+from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import ServedModel, Services
+from hitsend.serve.aside import Asides
+from hitsend.serve.cascade import Scorers
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
 from hitsend.serve.embed import EmbeddingStages, embed
-from hitsend.serve.estimate import Rates, estimate
+from hitsend.serve.engine.targets import Targets
+from hitsend.serve.estimate import Rates
+from hitsend.serve.explain import DryRuns
 from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
-from hitsend.serve.pipeline import Stages, Words, run
+from hitsend.serve.pipeline import run
 from hitsend.serve.pools import LocalModel
+from hitsend.serve.routed import Routing, run_routed
+from hitsend.serve.stages import Stages, Words
 from hitsend.serve.stores import Stores, open_stores
 from hitsend.serve.upstreams import OwnText
 from hitsend.serve.usage.books import Counters, open_books
@@ -126,6 +133,8 @@ async def built(
             objectives=settings.slo,
             traces=_traces(settings, stack),
         )
+        routing = _routing(settings, stages, flights)
+        stack.push_async_callback(routing.asides.stop)
         pool = None if started.pools is None else started.pools.pool
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
@@ -137,7 +146,7 @@ async def built(
             flights=flights,
             watch=watch,
             embedding=embedding,
-            rates=rates,
+            dry_runs=DryRuns(routing, rates, settings.engine.reserve_tokens),
             counters=counters if shared is None else None,
         )
 
@@ -168,6 +177,17 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
     for name, served in stages.engines.items():
         stages.prices.find(name, is_local=served.is_local)  # a missing price stops the start
     return stages
+
+
+def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
+    """Raises ConfigError for a route that can't work."""
+    targets = Targets(settings.routes, stages.engines)
+    scorers = {
+        name: Scorers(route, None if route.cascade.judge is None else targets.models[name][route.cascade.judge])
+        for name, route in targets.routes.items()
+        if route.strategy == "cascade"
+    }
+    return Routing(stages, targets, Asides(stages, flights), scorers)
 
 
 def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -217,11 +237,14 @@ def _services(
     flights: Flights,
     watch: Watch,
     embedding: EmbeddingStages,
-    rates: Rates,
+    dry_runs: DryRuns,
     counters: Counters | None,
 ) -> Services:
     created = int(time.time())
-    served = tuple(ServedModel(name, created, engine.facts.cells_per_slot) for name, engine in stages.engines.items())
+    routing, contexts = dry_runs.routing, {name: one.facts.cells_per_slot for name, one in stages.engines.items()}
+    for name, route in routing.targets.routes.items():
+        contexts[name] = max(contexts[routing.model_of(name, one)] for one in route.engines)
+    served = tuple(ServedModel(name, created, context) for name, context in contexts.items())
     embedder = embedding.embedder
     embeds = None if embedder is None else ServedModel(embedder.model, created, embedder.facts.max_tokens)
     return Services(
@@ -231,12 +254,16 @@ def _services(
         stream=settings.stream,
         auth=stores.auth,
         flights=flights,
-        pipeline=lambda request, flight: run(request, flight, stages.of(request.model)),
-        text=OwnText(stages.text, stages.handovers, {name: words.text for name, words in stages.words.items()}),
+        pipeline=partial(_pipeline, stages, routing),
+        text=_own_text(stages, routing),
         records=flights,
         models=lambda: served,
-        model_state=watch.model_state,
-        state=lambda: watch.state() | ({"embedder": embedder.state()} if embedder is not None else {}),
+        model_state=lambda name: watch.model_state(name) | routing.targets.shown(name),
+        state=lambda: (
+            watch.state()
+            | ({"embedder": embedder.state()} if embedder is not None else {})
+            | ({"routes": routing.targets.state()} if routing.targets.routes else {})
+        ),
         health=watch.health,
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
@@ -249,17 +276,30 @@ def _services(
         shed=stages.quota.shed,
         idempotency=stores.idempotency,
         books=open_books(stores.database, stages.clock, counters),
-        estimate=lambda request, limits: estimate(
-            request,
-            limits,
-            stages=stages.of(request.model),
-            rates=rates,
-            reserve_tokens=settings.engine.reserve_tokens,
-        ),
+        estimate=dry_runs.estimate,
+        explain=dry_runs.explain,
     )
 
 
+def _pipeline(
+    stages: Stages, routing: Routing, request: Request, flight: Flight
+) -> AsyncGenerator[Started | Delta | Completed]:
+    if request.model in routing.targets.routes:
+        return run_routed(request, flight, routing)
+    return run(request, flight, stages.of(request.model))
+
+
+def _own_text(stages: Stages, routing: Routing) -> OwnText:
+    """A route's name is rendered and counted as the first of its engines does it."""
+    texts, handovers = {name: words.text for name, words in stages.words.items()}, dict(stages.handovers)
+    for name, route in routing.targets.routes.items():
+        first = routing.model_of(name, route.engines[0])
+        texts |= {name: texts[first]} if first in texts else {}
+        handovers |= {name: handovers[first]} if first in handovers else {}
+    return OwnText(stages.text, handovers, texts)
+
+
 def _suited(stages: Stages, request: Request) -> Request:
-    is_foreign = request.model in stages.handovers
+    is_foreign = request.model not in stages.engines or request.model in stages.handovers  # a route is neither's
     stages = stages.of(request.model)
     return request if is_foreign else suited(request, stages.text.facts, stages.formats)

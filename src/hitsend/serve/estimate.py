@@ -19,7 +19,8 @@ from hitsend.core.request import Request, Usage
 from hitsend.serve.access.quota import Ask
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.protocol import Engine, EngineState, Job
-from hitsend.serve.pipeline import Stages, constrain, count_handed_over, hand_over, longest_answer
+from hitsend.serve.pipeline import constrain, count_handed_over, hand_over, longest_answer
+from hitsend.serve.stages import Stages
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd
 

@@ -8,36 +8,31 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import msgspec
 
-from hitsend.core.clock import Clock
 from hitsend.core.constraint import ConstraintSpec
 from hitsend.core.events import Answered, Fitted, PrefixMatched, Routed, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
-from hitsend.serve.access.quota import Quota
 from hitsend.serve.access.rights import check_model
 from hitsend.serve.access.room import Size, most_output
 from hitsend.serve.account import Account
-from hitsend.serve.chat.budget import Budget
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Counted, Handover, check, count, fit
+from hitsend.serve.chat.handover import Counted, check, count, fit
 from hitsend.serve.chat.prompt import Prompt
-from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.openai_wire import extensions
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.output.passed import PassedChoice
 from hitsend.serve.output.prompt_tokens import PromptTokens
-from hitsend.serve.output.reader import AnswerReader, Markup, Wanted
-from hitsend.serve.usage.ledger import Ledger
-from hitsend.serve.usage.pricing import PriceBook
+from hitsend.serve.output.reader import AnswerReader, Wanted
+from hitsend.serve.stages import Stages
 from hitsend.serve.usage.rows import HoldRequest
 
 _TAIL = 32
@@ -45,56 +40,39 @@ _TAIL = 32
 
 
 @dataclass(frozen=True)
-class Words:
-    """How one embedded model is spoken to, under one of its names; `adapter` is what that name adds to it."""
+class Attempt:
+    """One request, ready for one engine; nothing is held yet."""
 
-    text: TextChild
-    budget: Budget
-    formats: Formats
-    markup: Markup
-    adapter: str | None = None
+    request: Request
+    job: Job
+    engine: Engine
+    stages: Stages
 
-
-@dataclass(frozen=True)
-class Stages:
-    """Everything that a request passes through; built once by `app.py`. `engines` goes by served model name.
-
-    `handovers` are the terms of those engines that take messages, by the same names; `words` are those of embedded
-    models that aren't spoken to like the first one.
-    """
-
-    clock: Clock
-    text: TextChild
-    budget: Budget
-    engines: dict[str, Engine]
-    prices: PriceBook
-    ledger: Ledger
-    quota: Quota
-    wait_timeout_s: float
-    formats: Formats
-    markup: Markup
-    handovers: dict[str, Handover] = field(default_factory=dict)
-    adapter: str | None = None
-    words: dict[str, Words] = field(default_factory=dict)
-
-    def of(self, model: str) -> "Stages":
-        """The same, for requests to this model."""
-        words = self.words.get(model)
-        if words is None:
-            return self
-        return replace(
-            self,
-            text=words.text,
-            budget=words.budget,
-            formats=words.formats,
-            markup=words.markup,
-            adapter=words.adapter,
-        )
+    def hold(self) -> HoldRequest:
+        """The most that it can use there."""
+        return _to_hold(self.request, self.job, self.stages, self.engine)
 
 
 async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerator[Started | Delta | Completed]:
     """Live through one request. Raises ServeErrors; those raised before `Started` cost the caller nothing."""
-    engine = _route(request, flight, stages)
+    attempt = await prepare(request, flight, stages, _route(request, flight, stages))
+    async with account_of(attempt, flight) as account:
+        deltas, choices = begin(attempt, flight, account)
+        yield await started(attempt, flight, account)
+        async for delta in deltas:
+            yield delta
+    flight.enter(State.FINISHED)
+    yield Completed(flight.usage, flight.cost_microusd, flight.timings(), warnings_of(attempt, choices))
+
+
+def account_of(attempt: Attempt, flight: Flight) -> Account:
+    """Its hold and bill, still to be entered."""
+    stages = attempt.stages
+    return Account(stages.ledger, attempt.hold(), flight, stages.clock, quota=stages.quota)
+
+
+async def prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Attempt:
+    """Everything up to the hold. Raises what preparing and `Engine.admit` raise."""
     engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
         job, fitted = hand_over(request, stages, await count_handed_over(request, stages))
@@ -104,40 +82,48 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
         request = suited(request, stages.text.facts, stages.formats)
         job = await _prepare(request, flight, stages, engine)
     admit_all(engine, job)
-    hold = _to_hold(request, job, stages, engine)
-    account = Account(stages.ledger, hold, flight, stages.clock, quota=stages.quota)
-    async with account:
-        choices = _choices(request, job, stages, engine)
-        generation = generate_all(engine, job)
-        account.watch(generation, choices)
-        if engine.gives == "text":
-            await _until_answered(generation, flight)
-        yield Started(
-            request.request_id,
-            int(flight.received_wall),
-            request.model,
-            system_fingerprint=_fingerprint(engine),
-            prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
-            windows=flight.windows,
-        )
-        prompts = _prompt_tokens(job, stages)
-        for number, prompt in enumerate(prompts):
-            if tokens := prompt.add(()):
-                yield Delta(number * job.n, prompt=tokens)
-        async for delta in _answer(generation, choices, prompts, flight, stages):
-            yield delta
-    flight.enter(State.FINISHED)
-    yield Completed(flight.usage, flight.cost_microusd, flight.timings(), _warnings(request, choices))
+    return Attempt(request, job, engine, stages)
+
+
+def begin(
+    attempt: Attempt, flight: Flight, account: Account
+) -> tuple[AsyncGenerator[Delta], Sequence[Assembler | PassedChoice]]:
+    """Hand the job to the engine; the account, entered, bills it. Raises what `Engine.generate` raises."""
+    request, job, stages = attempt.request, attempt.job, attempt.stages
+    choices = _choices(request, job, stages, attempt.engine)
+    generation = generate_all(attempt.engine, job)
+    account.watch(generation, choices)
+    return _answer(generation, choices, _prompt_tokens(job, stages), flight, stages), choices
+
+
+async def started(attempt: Attempt, flight: Flight, account: Account) -> Started:
+    """The first word, once the engine has taken the request. Raises what an upstream's refusal becomes."""
+    request, job, engine = attempt.request, attempt.job, attempt.engine
+    if engine.gives == "text":
+        await _until_answered(account.generation, flight)
+    return Started(
+        request.request_id,
+        int(flight.received_wall),
+        request.model,
+        system_fingerprint=_fingerprint(engine),
+        prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
+        windows=flight.windows,
+    )
 
 
 def _route(request: Request, flight: Flight, stages: Stages) -> Engine:
     check_model(request.principal, request.model, stages.engines)
+    note_engine(request, flight, stages, Routed("", "", "the only engine that serves this model"))
+    return stages.engines[request.model]
+
+
+def note_engine(request: Request, flight: Flight, stages: Stages, why: Routed) -> None:
+    """Record which engine is asked, for this reason."""
     engine = stages.engines[request.model]
     flight.model = request.model
     flight.cells_total = engine.facts.num_cells
     layout = engine.facts.layout if engine.is_local else None
-    flight.record(Routed(engine.name, request.model, "the only engine that serves this model", layout))
-    return engine
+    flight.record(msgspec.structs.replace(why, engine=engine.name, model=request.model, layout=layout))
 
 
 async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Job:
@@ -291,8 +277,9 @@ def _reader(request: Request, job: Job, stages: Stages) -> AnswerReader:
     return AnswerReader(stages.markup, wanted, lambda: f"call_{secrets.token_hex(12)}")
 
 
-def _warnings(request: Request, choices: Sequence[Assembler | PassedChoice]) -> tuple[str, ...]:
-    return (*request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
+def warnings_of(attempt: Attempt, choices: Sequence[Assembler | PassedChoice]) -> tuple[str, ...]:
+    """What the answer says beside itself."""
+    return (*attempt.request.warnings, *(f"tool_calls: {fault}" for choice in choices for fault in choice.faults))
 
 
 def _prompt_tokens(job: Job, stages: Stages) -> list[PromptTokens]:
@@ -310,6 +297,9 @@ async def _answer(
     stages: Stages,
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
+    for number, prompt in enumerate(prompts):
+        if tokens := prompt.add(()):
+            yield Delta(number * (len(choices) // len(prompts)), prompt=tokens)
     async for event in generation:
         delta: Delta | None
         if isinstance(event, Delta):

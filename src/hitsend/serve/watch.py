@@ -12,7 +12,7 @@ from hitsend.serve.api.services import Health
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import Engine
-from hitsend.serve.pipeline import Stages
+from hitsend.serve.stages import Stages
 from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
 from hitsend.settings import Settings

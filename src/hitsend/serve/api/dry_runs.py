@@ -1,4 +1,4 @@
-"""Chat requests that are only looked at: `/v1/estimate`, and `render` and `input_tokens` below the chat route.
+"""Chat requests that are only looked at: `/v1/estimate`, `/v1/routes/explain`, and two below the chat route.
 
 Enters: an authenticated exchange whose body is a chat request's. Leaves: what it would become, what it would need, what
 it would cost. Always true: the body is read by the chat request's own rules and rendered by the same template; nothing
@@ -43,6 +43,12 @@ async def estimate(exchange: Exchange) -> None:
     """The whole admission as a dry run."""
     request, parsed = await _read(exchange)
     await exchange.answer_json(await exchange.services.estimate(request, parsed.limits))
+
+
+async def explain(exchange: Exchange) -> None:
+    """Which engine a route would choose for this chat request, and why."""
+    request, _ = await _read(exchange)
+    await exchange.answer_json(await exchange.services.explain(request))
 
 
 async def _read(exchange: Exchange) -> tuple[Request, Parsed]:

@@ -41,6 +41,7 @@ from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
 from hitsend.serve.api.sampling_fields import REFUSED
 from hitsend.serve.api.tokens import DetokenizeBody, TokenizeBody
 from hitsend.serve.estimate import Estimate
+from hitsend.serve.explain import Explanation
 from hitsend.serve.usage.statement import By
 
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -52,6 +53,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/completions": CompletionBody,
     "/v1/embeddings": EmbeddingsBody,
     "/v1/estimate": ChatBody,
+    "/v1/routes/explain": ChatBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses": ResponsesBody,
@@ -80,6 +82,7 @@ ANSWERS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "/v1/completions": {"application/json": TextCompletion, "text/event-stream": TextCompletion},
     "/v1/embeddings": {"application/json": EmbeddingList},
     "/v1/estimate": {"application/json": Estimate},
+    "/v1/routes/explain": {"application/json": Explanation},
 }
 """What a route answers, by content type, where a struct says so; a stream's struct is one event's data."""
 

@@ -32,6 +32,7 @@ POLICIES: dict[str, Policy] = {
     "/v1/completions": "infer",
     "/v1/embeddings": "infer",
     "/v1/estimate": "infer",
+    "/v1/routes/explain": "infer",
     "/v1/responses": "infer",
     "/v1/responses/input_tokens": "infer",
     "/v1/responses/{id}/input_items": "infer",

@@ -45,6 +45,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/v1/completions": {"POST": completions.completions},
     "/v1/embeddings": {"POST": embeddings.embeddings},
     "/v1/estimate": {"POST": dry_runs.estimate},
+    "/v1/routes/explain": {"POST": dry_runs.explain},
     "/v1/responses": {"POST": responses.create},
     "/v1/responses/input_tokens": {"POST": responses.input_tokens},
     "/v1/responses/{id}/input_items": {"GET": responses.input_items},

@@ -21,6 +21,7 @@ from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
+from hitsend.serve.explain import Explanation
 from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
@@ -188,6 +189,11 @@ async def _nothing_to_shed(_levels: tuple[Level, ...]) -> None:
     """No limits are counted."""
 
 
+async def _nothing_to_explain(request: Request) -> Explanation:
+    """There are no routes."""
+    return Explanation(request.model, None, None, "", request.model, "")
+
+
 class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
@@ -226,3 +232,4 @@ class Services(msgspec.Struct, frozen=True):
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
     stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
+    explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain

@@ -76,7 +76,10 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
-    """Those that are late, and short, may have it all; the others what the pace allows."""
+    """Those that are late, and short, may have it all, as may all while somebody sits out for them; the others what
+    the pace allows."""
+    if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
+        return
     head = roster.waiting.head(plan.at)
     prompts = [each for each in roster.running if _has_prompt(each)]
     if head is not None and roster.can_admit(head, plan.at):

@@ -1,0 +1,176 @@
+"""Recorded traffic under another route table: what it would have cost, and how long it would have taken.
+
+Enters: requests of the past, and settings with routes. Leaves: a `WhatIf`. Always true: nothing is asked of anybody; an
+answer is taken to have the tokens that it had; a model's times are the medians of what was recorded of it, None where
+nothing was; budgets are not replayed, and nothing fails. Next: `engine/router.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.core.request import Usage
+from hitsend.serve.engine.router import Moment, Observed, RequestFacts, TargetFacts, decide
+from hitsend.serve.engine.targets import Targets
+from hitsend.serve.usage.pricing import Price, PriceBook, cost_microusd
+from hitsend.serve.usage.traffic import Sent
+from hitsend.settings import PooledSettings, PriceSettings, Settings
+
+DAY_S = 86_400
+NO_MODEL = "none"
+
+
+class NamedEngine(msgspec.Struct, frozen=True):
+    """An engine as the settings name it."""
+
+    name: str
+    is_local: bool
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """Medians of one model, in milliseconds."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+    def wall_ms(self, completion_tokens: int) -> float:
+        """For an answer of that length."""
+        return self.ttft_ms + max(0, completion_tokens - 1) * self.tpot_ms
+
+
+class Side(msgspec.Struct, frozen=True):
+    """As it was, or as it would be. Times are medians over `num_timed` requests."""
+
+    cost_microusd: int
+    ttft_ms: float | None
+    wall_ms: float | None
+    num_timed: int
+    by_model: dict[str, int]
+
+
+class WhatIf(msgspec.Struct, frozen=True):
+    """`num_routed` of the requests would go to a route; the others stay where they were."""
+
+    num_requests: int
+    num_routed: int
+    before: Side
+    after: Side
+
+
+def what_if(sent: Sequence[Sent], settings: Settings, route: str | None = None) -> WhatIf:
+    """`route`: the one that gets what was sent to no route of the table; None: that stays. Raises ConfigError."""
+    engines = engines_of(settings)
+    targets = Targets(settings.routes, engines)
+    if route is not None and route not in targets.routes:
+        raise ConfigError(f"routes: there is no {route!r}, only {', '.join(targets.routes) or 'none'}")
+    prices = {model: _price(settings, model, is_local=engine.is_local) for model, engine in engines.items()}
+    speeds = speeds_of(sent)
+    replay = _Replay(targets, prices, speeds)
+    after = [replay.model(one, one.route if one.route in targets.routes else route) for one in sent]
+    costs = [
+        one.cost_microusd if model is None else cost_microusd(prices[model], _usage(one))
+        for one, model in zip(sent, after, strict=True)
+    ]
+    used = [one.model if model is None else model for one, model in zip(sent, after, strict=True)]
+    timed = [
+        (found.ttft_ms, found.wall_ms(one.completion_tokens))
+        for one, model in zip(sent, used, strict=True)
+        if (found := speeds.get(model)) is not None
+    ]
+    was = [(one.ttft_ms, one.wall_ms) for one in sent if one.ttft_ms is not None and one.wall_ms is not None]
+    return WhatIf(
+        num_requests=len(sent),
+        num_routed=sum(model is not None for model in after),
+        before=_side(sum(one.cost_microusd for one in sent), was, [one.model for one in sent]),
+        after=_side(sum(costs), timed, used),
+    )
+
+
+def engines_of(settings: Settings) -> dict[str, NamedEngine]:
+    """By served model, as far as the settings say it."""
+    found: dict[str, NamedEngine] = {}
+    if settings.engine.model != NO_MODEL:
+        found[settings.engine.alias or Path(settings.engine.model).stem] = NamedEngine("embedded", is_local=True)
+    for one in settings.engines:
+        is_local = isinstance(one, PooledSettings)
+        names = (one.aliases or (Path(one.model).stem,)) if isinstance(one, PooledSettings) else tuple(one.models)
+        found |= dict.fromkeys(names, NamedEngine(one.name, is_local))
+    for adapter in settings.adapters:
+        found[adapter.name] = NamedEngine("embedded", is_local=True)
+    return found
+
+
+def speeds_of(sent: Sequence[Sent]) -> dict[str, Speed]:
+    """Of every model of which something was timed."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for one in sent:
+        if one.ttft_ms is not None and one.wall_ms is not None:
+            gap = max(0.0, one.wall_ms - one.ttft_ms) / max(1, one.completion_tokens - 1)
+            times.setdefault(one.model, []).append((one.ttft_ms, gap))
+    return {
+        model: Speed(median(first for first, _ in found), median(gap for _, gap in found))
+        for model, found in times.items()
+    }
+
+
+class _Replay:
+    """Decides for one request after another, as the server would have."""
+
+    def __init__(self, targets: Targets, prices: Mapping[str, Price], speeds: Mapping[str, Speed]) -> None:
+        self._targets = targets
+        self._prices = prices
+        self._speeds = speeds
+
+    def model(self, one: Sent, route: str | None) -> str | None:
+        """The model that would answer; None: no route would be asked."""
+        if route is None:
+            return None
+        rule, models = self._targets.routes[route], self._targets.models[route]
+        facts = RequestFacts(one.request_id, one.prompt_tokens, one.completion_tokens, one.wants_thinking)
+        found = {
+            name: TargetFacts(
+                name,
+                models[name],
+                self._targets.engines[models[name]].name,
+                input_picousd=self._prices[models[name]].input_picousd,
+                output_picousd=self._prices[models[name]].output_picousd,
+                observed=self._targets.observed(route, name),
+            )
+            for name in rule.engines
+        }
+        moment = Moment(one.created_at, int(one.created_at % DAY_S) // 60, self._targets.rolled_back.get(route))
+        name = decide(facts, rule, found, moment).order[0]
+        speed = self._speeds.get(models[name])
+        if speed is not None:
+            self._targets.observe(route, name, Observed(one.created_at, is_ok=True, ttft_s=speed.ttft_ms / 1000))
+        return models[name]
+
+
+def _usage(one: Sent) -> Usage:
+    return Usage(one.prompt_tokens, one.completion_tokens)
+
+
+def _price(settings: Settings, model: str, *, is_local: bool) -> Price:
+    own = [
+        PriceSettings(name, one.prices.input, one.prices.output, one.prices.cached_input)
+        for one in settings.engines
+        if not isinstance(one, PooledSettings) and one.prices is not None
+        for name in one.models
+    ]
+    return PriceBook((*own, *settings.prices)).find(model, is_local=is_local)
+
+
+def _side(cost: int, times: Sequence[tuple[float, float]], models: Sequence[str]) -> Side:
+    counts: dict[str, int] = {}
+    for model in models:
+        counts[model] = counts.get(model, 0) + 1
+    return Side(
+        cost_microusd=cost,
+        ttft_ms=median(first for first, _ in times) if times else None,
+        wall_ms=median(wall for _, wall in times) if times else None,
+        num_timed=len(times),
+        by_model=counts,
+    )

@@ -1,0 +1,130 @@
+"""`hitsend routes` over a real server and a real database, and what it stands on."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hitsend.cli import CallFailed, routes
+from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.calibrate import Labelled, calibrate
+from hitsend.serve.usage.traffic import Sent
+from hitsend.serve.what_if import what_if
+from hitsend.settings_source import load
+
+TABLE = """
+engine.model = "none"
+[[engines]]
+name = "one"
+base_url = "http://127.0.0.1:9/v1"
+models = { a = "x", b = "y" }
+prices = { input = 1.0, output = 2.0 }
+[[prices]]
+model = "b"
+input = 10.0
+output = 20.0
+[[routes]]
+model = "auto"
+engines = ["a", "b"]
+strategy = "%s"
+%s
+"""
+
+
+def table(tmp_path, strategy, more=""):
+    file = tmp_path / "table.toml"
+    file.write_text(TABLE % (strategy, more))
+    return file
+
+
+def sent(number, **fields):
+    given = {"request_id": f"r{number}", "model": "b", "engine": "one", "prompt_tokens": 100, "completion_tokens": 11}
+    given |= {"cost_microusd": 1220, "created_at": 3600.0 * number, "ttft_ms": 50.0, "wall_ms": 150.0}
+    return Sent(**given | fields)
+
+
+def run(*words):
+    result = CliRunner().invoke(routes.app, list(map(str, words)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_another_table_costs_what_its_engines_cost(tmp_path):
+    past = [sent(number) for number in range(4)] + [sent(9, model="a", cost_microusd=122, ttft_ms=20.0, wall_ms=30.0)]
+    found = what_if(past, load(table(tmp_path, "cheapest")).settings, "auto")
+    assert (found.num_requests, found.num_routed) == (5, 5)
+    assert (found.before.cost_microusd, found.after.cost_microusd) == (4 * 1220 + 122, 5 * 122)
+    assert (found.before.wall_ms, found.after.wall_ms) == (150.0, 30.0)
+    assert (found.after.by_model, found.after.num_timed) == ({"a": 5}, 5)
+
+
+def test_what_went_to_no_route_stays_where_it_was(tmp_path):
+    past = [sent(1), sent(2, route="auto")]
+    found = what_if(past, load(table(tmp_path, "cheapest")).settings)
+    assert (found.num_routed, found.after.by_model) == (1, {"b": 1, "a": 1})
+    assert found.after.cost_microusd == 1220 + 122
+
+
+def test_the_hour_counts_at_which_it_was_sent(tmp_path):
+    past = [sent(number) for number in range(24)]
+    found = what_if(past, load(table(tmp_path, "time_of_day", 'hours = { a = "22:00-06:00" }')).settings, "auto")
+    assert found.after.by_model == {"a": 8, "b": 16}
+    assert found.after.num_timed == 16  # of a nothing was ever timed
+
+
+def test_a_route_that_is_not_in_the_table(tmp_path):
+    with pytest.raises(ConfigError, match="auto"):
+        what_if([], load(table(tmp_path, "cheapest")).settings, "other")
+
+
+def test_the_threshold_accepts_most_within_the_share_of_wrong_ones():
+    samples = [Labelled(-number / 10, number not in (3, 8)) for number in range(1, 11)]
+    found = calibrate(samples, 0.2)
+    # down to -1.0: 10 accepted, 2 wrong
+    assert (found.min_logprob, found.num_accepted, found.num_wrong) == (-1.0, 10, 2)
+    assert calibrate(samples, 0.0).min_logprob == -0.2
+    assert calibrate([Labelled(-0.1, is_good=False)], 0.5).min_logprob is None
+    assert calibrate([], 0.5).min_logprob is None
+    tied = [Labelled(-0.1, is_good=True), Labelled(-0.1, is_good=False)]
+    assert calibrate(tied, 0.4).min_logprob is None  # both or neither
+
+
+def test_calibrate_says_what_to_set(tmp_path):
+    file = tmp_path / "sample.jsonl"
+    file.write_text('{"confidence": -0.1, "is_good": true}\n\n{"confidence": -0.9, "is_good": false}\n')
+    assert "min_logprob = -0.1" in run("calibrate", file)
+    assert json.loads(run("calibrate", file, "--json"))["min_logprob"] == -0.1
+    file.write_text("{}\n")
+    with pytest.raises(CallFailed, match="line 1"):
+        run("calibrate", file)
+
+
+@pytest.mark.slow
+async def test_all_three_against_a_server_and_what_it_wrote(tmp_path, routed):
+    async def sure(call):
+        await call.start()
+        logprobs = {"content": [{"token": "4", "logprob": -0.25, "bytes": None, "top_logprobs": []}]}
+        await call.say("4", logprobs=logprobs)
+        await call.finish(usage={"prompt_tokens": 100, "completion_tokens": 11, "total_tokens": 111})
+
+    async with routed(engines=("b", "a"), strategy="fallback") as gate:
+        gate.b.script = sure
+        for number in range(3):
+            await gate.asked(f"r{number}")
+        said = await asyncio.to_thread(run, "explain", "hi", "--url", gate.url)
+        assert "auto → b at engine-b" in said
+        found = json.loads(await asyncio.to_thread(run, "explain", "hi", "--url", gate.url, "--json"))
+        assert (found["engine"], found["order"], found["route"]) == ("engine-b", ["b", "a"], "auto")
+        file = tmp_path / "sample.jsonl"
+        file.write_text('{"prompt": "2 + 2?", "expect": "^4$"}\n')
+        words = ("calibrate", file, "--model", "b", "--url", gate.url, "--json")
+        assert json.loads(await asyncio.to_thread(run, *words))["min_logprob"] == -0.25
+    words = ("what-if", "--table", table(tmp_path, "cheapest"), "--data", tmp_path, "--json")
+    found = json.loads(await asyncio.to_thread(run, *words))
+    assert (found["num_requests"], found["num_routed"]) == (4, 3)  # calibrate asked b itself
+    assert found["before"]["cost_microusd"] == 4 * 1220
+    assert found["after"]["cost_microusd"] == 3 * 122 + 1220
+    assert found["before"]["ttft_ms"] > 0
