@@ -13,9 +13,11 @@ from hitsend.core.events import LimitCheck, TokenSpan
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
+from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Health, PageFile, ServedModel, Services
 from hitsend.serve.chat.prompt import Prompt
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 LOCAL = (b"host", b"127.0.0.1:8000")
@@ -135,8 +137,14 @@ class KeptFlights:
                 return json.dumps(flight.snapshot()).encode()
         return None
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[Any, ...]:
+    async def list(self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> tuple[Any, ...]:
         return ()
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        return Percentiles(0, (), ())
+
+    def under_way(self, key_id: str | None = None) -> tuple[Flight, ...]:
+        return tuple(f for f in self.all if not f.is_closed and key_id in (None, f.principal.key_id))
 
 
 class KeptResponses:
@@ -159,6 +167,9 @@ class KeptResponses:
 
 
 class LetterText:
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        return Vocabulary(tuple(chr(letter).encode() for letter in range(128)))
+
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
     ) -> tuple[int, ...]:

@@ -73,14 +73,17 @@ def is_denied(role: str, route: str) -> bool:
 def path_of(route: str, whose: str) -> str:
     kind = "resp" if route.startswith("/v1/responses") else "req"
     fixed = {"/v1/models/{id}": "m", "/inspect/web/{id}": "index.html"}
-    return route.replace("{id}", fixed.get(route, f"{kind}-{whose}"))
+    endless = "?frames=1" if route == "/inspect/live" else ""
+    return route.replace("{id}", fixed.get(route, f"{kind}-{whose}")) + endless
 
 
 def expected(role: str, route: str, whose: str) -> bool:
     """Whether it is to be answered at all."""
     if is_denied(role, route):
         return False
-    if route in ("/inspect/requests/{id}", "/inspect/requests/{id}/explain"):
+    if route == "/inspect/usage":
+        return False  # this edge keeps no ledger
+    if route.startswith("/inspect/requests/{id}"):
         return whose == OWN or (whose == FOREIGN and role in ("admin", "reader"))
     if route.startswith("/v1/responses/{id}"):
         return whose == OWN

@@ -214,7 +214,7 @@ async def test_a_caller_sees_the_records_of_its_own_key():
     other = await edge.ask(f"/inspect/requests/{mine}", None, (b"authorization", b"Bearer hs_other"))
     unknown = await edge.ask("/inspect/requests/none", None, BEARER)
     assert (other.status, other.error["message"]) == (404, unknown.error["message"])
-    assert (await edge.ask("/inspect/requests?limit=7", None, BEARER)).json() == {"requests": []}
+    assert (await edge.ask("/inspect/requests?limit=7", None, BEARER)).json() == {"requests": [], "next_before": None}
     for limit in ("0", "1001", "x", "-1", ""):
         assert (await edge.ask(f"/inspect/requests?limit={limit}", None, BEARER)).error["param"] == "limit"
     assert (await edge.ask("/inspect/requests?" + "a&" * 20, None, BEARER)).status == 400

@@ -39,6 +39,9 @@ class Page:
         self._socket = socket
         self._ids = itertools.count(1)
         self._answers = {}
+        self._letting = set()
+        self._password = None
+        self.num_asked = 0
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self):
@@ -50,6 +53,23 @@ class Page:
                 self.problems.append(document["params"])
             elif document["method"] == "Network.requestWillBeSent":
                 self.requested.append(document["params"]["request"]["url"])
+            elif document["method"].startswith("Fetch."):
+                task = asyncio.create_task(self._let_through(document["method"], document["params"]))
+                self._letting.add(task)
+                task.add_done_callback(self._letting.discard)
+
+    async def log_in(self, password):
+        """Answer what the browser would ask a person for. Call before `open`."""
+        self._password = password
+        await self.call("Fetch.enable", handleAuthRequests=True)
+
+    async def _let_through(self, method, asked):
+        if method == "Fetch.authRequired":
+            self.num_asked += 1
+            answer = {"response": "ProvideCredentials", "username": "me", "password": self._password}
+            await self.call("Fetch.continueWithAuth", requestId=asked["requestId"], authChallengeResponse=answer)
+        else:
+            await self.call("Fetch.continueRequest", requestId=asked["requestId"])
 
     async def call(self, method, **params):
         number = next(self._ids)
@@ -76,6 +96,7 @@ class Page:
     async def open(self, url):
         for domain in ("Runtime", "Log", "Network", "Page"):
             await self.call(f"{domain}.enable")
+        await self.call("Page.bringToFront")
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
 
@@ -92,8 +113,11 @@ class Page:
     async def scheme(self, name):
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
-    async def screenshot(self, path):
-        shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    async def screenshot(self, path, height=None):
+        """What is on screen; with a height, as much of the page from its top on."""
+        clip = {"x": 0, "y": 0, "width": await self.run("innerWidth"), "height": height, "scale": 1} if height else None
+        more = {"clip": clip, "captureBeyondViewport": True} if clip else {}
+        shot = await self.call("Page.captureScreenshot", optimizeForSpeed=False, **more)
         Path(path).write_bytes(base64.b64decode(shot["data"]))
 
     async def close(self):
@@ -116,14 +140,14 @@ class Chromium:
         )
 
     async def page(self, session):
+        """A new tab."""
         told = self._folder / "DevToolsActivePort"
         async with asyncio.timeout(PATIENCE_S):
             while not (told.is_file() and "\n" in told.read_text()):
                 await asyncio.sleep(0.05)
         port = told.read_text().split()[0]
-        async with session.get(f"http://127.0.0.1:{port}/json") as response:
-            targets = await response.json()
-        address = next(target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page")
+        async with session.put(f"http://127.0.0.1:{port}/json/new?about:blank") as response:
+            address = (await response.json())["webSocketDebuggerUrl"]
         return Page(await session.ws_connect(address, max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=5)))
 
     def close(self):

@@ -56,6 +56,11 @@ def test_keys_and_money(tmp_path: Path) -> None:
         assert record["ledger"]["org_name"] == "acme"
         assert record["ledger"]["cost_microusd"] == expected
 
+        spent = served.get("/inspect/usage?by=key", alice["key"])
+        assert [part["of"]["key"] for part in spent["parts"]] == ["alice"]
+        assert sum(kind["cost_microusd"] for kind in spent["kinds"]) == spent["totals"]["cost_microusd"] == expected
+        assert served.get("/inspect/requests?name=bob", alice["key"])["requests"] == []
+
         text = (tmp_path / "server.log").read_text() + json.dumps(record)
         assert alice["key"] not in text
         assert alice["key"].rpartition("_")[2][:12] not in text

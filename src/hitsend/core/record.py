@@ -18,8 +18,11 @@ from hitsend.core.drafts import DraftCounts
 from hitsend.core.errors import Ended, ServeError
 from hitsend.core.lifecycle import ENDED, State, advance
 from hitsend.core.limits import RateWindows
-from hitsend.core.request import Delta, Principal, Usage
+from hitsend.core.request import Delta, Principal, TextLogprob, Usage
 from hitsend.core.segments import Interval, Timeline
+
+_MAX_SCORED = 1024
+"""Captured tokens of a choice that are kept with their alternatives."""
 
 _MAX_GAPS = 4096
 """Times between tokens kept for the metrics: more than that of one request say nothing new."""
@@ -60,6 +63,7 @@ class Flight:
         self.output_reasoning: dict[int, list[str]] = {}
         self.output_calls: dict[int, dict[int, CapturedCall]] = {}
         self.output_token_ids: dict[int, list[int]] = {}
+        self.output_logprobs: dict[int, list[TextLogprob]] = {}
         self.cells_total: int | None = None
         self._clock = clock
         self._max_steps = max_steps
@@ -70,7 +74,8 @@ class Flight:
         self._spent: dict[str, float] | None = None
         self._waiting_since: float | None = None
         self._paused_since: float | None = None
-        self._last_step: ev.Step | None = None
+        self.num_prefilled = self.num_decoded = 0
+        self.last_step: ev.Step | None = None
         self._last_token_at: float | None = None
 
     @property
@@ -122,6 +127,8 @@ class Flight:
             self.output_text.setdefault(delta.index, []).append(delta.text)
         if delta.reasoning:
             self.output_reasoning.setdefault(delta.index, []).append(delta.reasoning)
+        scored = self.output_logprobs.setdefault(delta.index, [])
+        scored.extend(delta.logprobs[: max(0, _MAX_SCORED - len(scored))])
         for piece in delta.tool_calls:
             calls = self.output_calls.setdefault(delta.index, {})
             call = calls.setdefault(piece.index, CapturedCall())
@@ -207,6 +214,9 @@ class Flight:
                 kept[name] = {str(choice): "".join(parts) for choice, parts in found.items()}
         if self.output_token_ids:
             kept["output_token_ids"] = {str(choice): ids for choice, ids in self.output_token_ids.items()}
+        if any(self.output_logprobs.values()):
+            scored = self.output_logprobs.items()
+            kept["output_tokens"] = {str(choice): [each.shown() for each in tokens] for choice, tokens in scored}
         if self.output_calls:
             calls = self.output_calls.items()
             kept["output_tool_calls"] = {str(choice): list(each.values()) for choice, each in calls}
@@ -256,10 +266,12 @@ class Flight:
         if self._waiting_since is not None:
             self._timeline.add("wait", self._waiting_since, event.started_at)
             self._waiting_since = None
-        elif self._last_step is not None and event.step == self._last_step.step + 1:
-            start = self._last_step.ended_at
+        elif self.last_step is not None and event.step == self.last_step.step + 1:
+            start = self.last_step.ended_at
         self._timeline.add(_segment(event), start, event.ended_at)
-        self._last_step = event
+        self.last_step = event
+        self.num_prefilled += event.prefill_tokens
+        self.num_decoded += event.decode_tokens
         if event.decode_tokens and self._last_token_at is not None:
             if len(self.token_gaps_s) < _MAX_GAPS:
                 self.token_gaps_s.append(event.ended_at - self._last_token_at)

@@ -239,6 +239,11 @@ class TextLogprob(msgspec.Struct, frozen=True):
     bytes: tuple[int, ...]
     top: tuple["TextLogprob", ...] = ()
 
+    def shown(self) -> dict[str, Any]:
+        """For the flight record: without the bytes."""
+        others = [{"token": other.token, "logprob": round(other.logprob, 4)} for other in self.top]
+        return {"token": self.token, "logprob": round(self.logprob, 4), "top": others}
+
 
 class PromptToken(msgspec.Struct, frozen=True):
     """A prompt token as clients see it; the first one has no logprob. `top`: the likeliest, with ranks 1, 2, …"""

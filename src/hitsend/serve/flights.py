@@ -21,6 +21,7 @@ from hitsend.core.shown import as_json
 from hitsend.serve.usage import figures as counted
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.objectives import outcome
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter, place_of
 from hitsend.serve.usage.records import RecordStore, RecordSummary
 from hitsend.settings import RecordSettings, SloSettings
 
@@ -109,15 +110,26 @@ class Flights:
             return as_json(flight.pack())
         return await self._store.get(request_id)
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
-        """The newest, newest first, open ones included; only that key's, if given."""
-        flying = [summary(f) for f in self._open.values() if key_id is None or f.principal.key_id == key_id]
-        flying.sort(key=lambda one: one.received_at, reverse=True)
-        return (*flying, *await self._store.list(limit, key_id=key_id))[:limit]
+    async def list(
+        self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY
+    ) -> tuple[RecordSummary, ...]:
+        """The newest that are wanted, newest first, open ones included; only that key's, if given."""
+        flying = [one for one in map(summary, self.under_way(key_id)) if wanted.has(one)]
+        flying.sort(key=place_of, reverse=True)
+        return (*flying, *await self._store.list(limit, key_id=key_id, wanted=wanted))[:limit]
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        """Of the ended ones. Raises StorageFailed."""
+        return await self._store.percentiles(key_id=key_id, wanted=wanted)
+
+    def under_way(self, key_id: str | None = None) -> tuple[Flight, ...]:
+        """Those that are open in this process; only that key's, if given."""
+        return tuple(f for f in self._open.values() if key_id is None or f.principal.key_id == key_id)
 
 
 def summary(flight: Flight) -> RecordSummary:
     """One line about it."""
+    first = flight.first_token_at
     return RecordSummary(
         request_id=flight.request_id,
         received_at=flight.received_wall,
@@ -131,6 +143,7 @@ def summary(flight: Flight) -> RecordSummary:
         prompt_tokens=flight.usage.prompt_tokens,
         completion_tokens=flight.usage.completion_tokens,
         cost_microusd=flight.cost_microusd,
+        ttft_ms=None if first is None else round((first - flight.received_at) * 1000.0, 3),
     )
 
 

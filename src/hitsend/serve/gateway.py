@@ -17,6 +17,7 @@ import uvloop
 
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError, ServeError
+from hitsend.core.record import Flight
 from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import Records, RecordSummary, Services
@@ -26,6 +27,7 @@ from hitsend.serve.link import Link
 from hitsend.serve.listener import check_exposure, server_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.usage.processes import read_processes
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
 
 
 def main(arguments: list[str]) -> None:
@@ -110,9 +112,19 @@ class _Records:
         """A record's JSON."""
         return await self._own.get(request_id) or await self._link.record(request_id)
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
+    async def list(
+        self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY
+    ) -> tuple[RecordSummary, ...]:
         """The newest; of those that are open, only this process's."""
-        return await self._own.list(limit, key_id=key_id)
+        return await self._own.list(limit, key_id=key_id, wanted=wanted)
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        """Of the database's, so of all processes."""
+        return await self._own.percentiles(key_id=key_id, wanted=wanted)
+
+    def under_way(self, key_id: str | None = None) -> tuple[Flight, ...]:
+        """Those that are open in this process."""
+        return self._own.under_way(key_id)
 
 
 if __name__ == "__main__":

@@ -89,16 +89,19 @@ def server_of(
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, int(settings.server.drain_s)),
     )
-    return Server(config, on_started, takes_signals=takes_signals)
+    return Server(config, routes, on_started, takes_signals=takes_signals)
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, which says when it listens, and leaves signals alone where it is a guest."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None], *, takes_signals: bool = True) -> None:
+    def __init__(
+        self, config: uvicorn.Config, routes: Routes, on_started: Callable[[], None], *, takes_signals: bool = True
+    ) -> None:
         super().__init__(config)
         self._on_started = on_started
         self._takes_signals = takes_signals
+        self._routes = routes
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say so."""
@@ -107,6 +110,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests end for `drain_s`, cancel the others, and wait until those are settled too."""
+        self._routes.stop()
         await super().shutdown(sockets)
         if self.server_state.tasks:
             await asyncio.wait(set(self.server_state.tasks), timeout=SETTLE_S)

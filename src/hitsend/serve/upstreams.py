@@ -70,6 +70,10 @@ class OwnText:
         """As `TextChild.vocabulary`."""
         return self._text.vocabulary
 
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        """What that model's ids say; None for one that runs elsewhere."""
+        return None if model in self._handovers else self._of(model).vocabulary
+
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
     ) -> tuple[int, ...]:

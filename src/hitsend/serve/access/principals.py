@@ -70,6 +70,11 @@ class PrincipalStore:
             found = (await connection.execute(query.order_by(*order))).mappings()
             return tuple(info(principal_of(dict(row))) for row in found)
 
+    async def load(self) -> tuple[StoredPrincipal, ...]:
+        """All of every kind, with their terms. Raises StorageFailed."""
+        async with reading(self._database) as connection:
+            return tuple(principal_of(dict(row)) for row in (await connection.execute(select(PRINCIPALS))).mappings())
+
     async def get(self, kind: LevelKind, path: Path) -> PrincipalInfo:
         """One; the global level is always there. Raises NotFound, StorageFailed."""
         async with reading(self._database) as connection:

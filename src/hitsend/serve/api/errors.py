@@ -66,7 +66,9 @@ def error_headers(error: ServeError) -> list[Header]:
     if isinstance(error, RequestTimeout):
         headers.append((b"connection", b"close"))  # else it would go on sending to nobody
     if isinstance(error, InvalidApiKey):
-        headers.append((b"www-authenticate", b'Bearer realm="hitsend", Basic realm="hitsend"'))
+        # a line each: browsers don't look behind a comma, and would never ask a person for the key
+        headers.append((b"www-authenticate", b'Basic realm="hitsend"'))
+        headers.append((b"www-authenticate", b'Bearer realm="hitsend"'))
     return headers
 
 

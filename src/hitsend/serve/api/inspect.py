@@ -1,29 +1,26 @@
-"""Looking at the server: flight records, its state, its page, its models, its health.
+"""Looking at the server: one flight record, its state, its page, its models, its health.
 
 Enters: GET requests. Leaves: JSON, Prometheus' text, the page's files. Always true: a caller sees the records of its
 own key and no others, unless its role sees all; an unknown record and a foreign one are the same 404; `/healthz` says
-nothing but whether the engine makes progress, since it is the one route without a key. Next: `../chat/`.
+nothing but whether the engine makes progress, since it is the one route without a key. Next: `inspect_search.py`.
 """
 
 import base64
+import contextlib
 import hashlib
 import re
 from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
-from hitsend.core.errors import InvalidRequest, NotFound
+from hitsend.core.errors import EngineUnavailable, NotFound
+from hitsend.core.vocabulary import Vocabulary
 from hitsend.inspect.explain import explain
 from hitsend.serve.access.rights import check_model, may_use
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.policy import sees_all
-from hitsend.serve.api.services import PageFile, RecordSummary, ServedModel
-
-DEFAULT_LIMIT = 50
-MAX_LIMIT = 1000
-MAX_QUERY_FIELDS = 16
+from hitsend.serve.api.services import PageFile, ServedModel
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -40,6 +37,15 @@ class _Owner(msgspec.Struct, frozen=True):
 
 class _Owned(msgspec.Struct, frozen=True):
     principal: _Owner = _Owner()
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    prompt_token_ids: tuple[int, ...] | None = None
+
+
+class _Prompted(msgspec.Struct, frozen=True):
+    model: str | None = None
+    events: tuple[_Prompt, ...] = ()
 
 
 def load_page() -> dict[str, PageFile]:
@@ -70,14 +76,6 @@ async def page_file(exchange: Exchange) -> None:
     await _send_file(exchange, exchange.param)
 
 
-async def requests(exchange: Exchange) -> None:
-    """The newest requests, newest first."""
-    limit = _limit(exchange.scope.get("query_string", b""))
-    key_id = None if sees_all(exchange.principal) else exchange.principal.key_id
-    summaries = await exchange.services.records.list(limit, key_id=key_id)
-    await exchange.answer_json({"requests": [_line(summary) for summary in summaries]})
-
-
 async def request(exchange: Exchange) -> None:
     """One flight record. Raises NotFound."""
     await exchange.answer(200, await _record(exchange), [(b"content-type", b"application/json")])
@@ -94,6 +92,23 @@ async def explanation(exchange: Exchange) -> None:
     """Where one request's time and money went, and what would have changed it. Raises NotFound."""
     record = msgspec.json.decode(await _record(exchange))
     await exchange.answer_json(explain(record))
+
+
+async def tokens(exchange: Exchange) -> None:
+    """The prompt's tokens one by one, where its ids were captured by the model that runs here. Raises NotFound."""
+    record = msgspec.json.decode(await _record(exchange), type=_Prompted)
+    ids = next((event.prompt_token_ids for event in record.events if event.prompt_token_ids is not None), None)
+    is_served = record.model in {model.id for model in exchange.services.models()}
+    table: Vocabulary | None = None
+    if record.model is not None and is_served:
+        with contextlib.suppress(EngineUnavailable):  # a model that isn't loaded at the moment
+            table = exchange.services.text.vocabulary_of(record.model)
+    if ids is None or table is None:
+        await exchange.answer_json({"is_captured": False, "prompt": []})
+        return
+    known = (token_id for token_id in ids if token_id < table.size)
+    shown = [{"id": one, "text": table.spelling(one), "is_control": one in table.control_ids} for one in known]
+    await exchange.answer_json({"is_captured": True, "prompt": shown})
 
 
 async def state(exchange: Exchange) -> None:
@@ -146,32 +161,6 @@ async def readyz(exchange: Exchange) -> None:
 
 def _owner(record: bytes) -> str | None:
     return msgspec.json.decode(record, type=_Owned).principal.key_id
-
-
-def _limit(query: bytes) -> int:
-    if query.count(b"&") >= MAX_QUERY_FIELDS:
-        raise InvalidRequest(f"the query has more than {MAX_QUERY_FIELDS} fields", param="limit")
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get("limit")
-    if given is None:
-        return DEFAULT_LIMIT
-    if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= MAX_LIMIT:
-        raise InvalidRequest(f"limit: expected 1 to {MAX_LIMIT}", param="limit")
-    return int(given)
-
-
-def _line(summary: RecordSummary) -> dict[str, Any]:
-    return {
-        "request_id": summary.request_id,
-        "received_at": summary.received_at,
-        "state": summary.state,
-        "finish_reason": summary.finish_reason,
-        "error": summary.error_code,
-        "model": summary.model,
-        "name": summary.key_name,
-        "wall_ms": summary.wall_ms,
-        "usage": {"prompt_tokens": summary.prompt_tokens, "completion_tokens": summary.completion_tokens},
-        "cost_microusd": summary.cost_microusd,
-    }
 
 
 def _model(exchange: Exchange, served: ServedModel) -> dict[str, Any]:

@@ -33,6 +33,8 @@ from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
 from hitsend.serve.api.errors import ErrorBody
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.idempotent import KEYED_ROUTES, MAX_CHARS
+from hitsend.serve.api.inspect_search import MAX_MICROUSD, MAX_MS, MAX_WORDS
+from hitsend.serve.api.live import MAX_FRAMES
 from hitsend.serve.api.messages_errors import MessagesError
 from hitsend.serve.api.messages_request import CountTokensBody, MessagesBody
 from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
@@ -111,8 +113,21 @@ _DAY = {"type": "string", "format": "date"}
 _DAYS = {"from": _DAY, "to": _DAY}
 _KEY = {"type": "string", "minLength": 1, "maxLength": MAX_CHARS, "pattern": "^[!-~]+$"}
 
+_WORDS = {"type": "string", "minLength": 1, "maxLength": MAX_WORDS}
+_FILTERS: dict[str, dict[str, Any]] = {
+    "name": _WORDS,
+    "model": _WORDS,
+    "finish_reason": _WORDS,
+    "min_wall_ms": {"type": "number", "minimum": 0, "maximum": MAX_MS},
+    "min_cost_microusd": {"type": "integer", "minimum": 0, "maximum": MAX_MICROUSD},
+    "before": {"type": "string", "description": "The `next_before` of the page before."},
+}
+
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
-    "/inspect/requests": {"limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}},
+    "/inspect/live": {"frames": {"type": "integer", "minimum": 1, "maximum": MAX_FRAMES}},
+    "/inspect/percentiles": _FILTERS,
+    "/inspect/requests": {"limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, **_FILTERS},
+    "/inspect/usage": {"by": {"type": "string", "enum": [*get_args(By)], "default": "day"}, **_DAYS},
     "/admin/usage": {"by": {"type": "string", "enum": [*get_args(By)], "default": "key"}, **_DAYS},
     "/admin/ledger": {
         **_DAYS,
@@ -126,6 +141,7 @@ PAGES: dict[str, str] = {
     "/": "text/html",
     "/docs": "text/html",
     "/inspect": "text/html",
+    "/inspect/live": "text/event-stream",
     "/inspect/web/{id}": "*/*",
     "/metrics": "text/plain",
 }

@@ -17,9 +17,12 @@ from hitsend.serve.api import (
     embeddings,
     idempotent,
     inspect,
+    inspect_search,
+    live,
     messages,
     messages_errors,
     openapi,
+    own_usage,
     responses,
     tokens,
 )
@@ -55,8 +58,12 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/detokenize": {"POST": tokens.detokenize},
     "/docs": {"GET": inspect.docs},
     "/inspect": {"GET": inspect.page},
-    "/inspect/requests": {"GET": inspect.requests},
+    "/inspect/live": {"GET": live.live},
+    "/inspect/percentiles": {"GET": inspect_search.percentiles},
+    "/inspect/usage": {"GET": own_usage.usage},
+    "/inspect/requests": {"GET": inspect_search.requests},
     "/inspect/requests/{id}/explain": {"GET": inspect.explanation},
+    "/inspect/requests/{id}/tokens": {"GET": inspect.tokens},
     "/inspect/requests/{id}": {"GET": inspect.request},
     "/inspect/state": {"GET": inspect.state},
     "/inspect/web/{id}": {"GET": inspect.page_file},
@@ -80,6 +87,10 @@ class Routes:
     def __init__(self, services: Services, request_ids: RequestIds | None = None) -> None:
         self._services = services
         self._request_ids = request_ids or RequestIds()
+
+    def stop(self) -> None:
+        """The server begins to stop: what lasts as long as somebody looks ends now."""
+        self._services.stopping.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request; refuse a WebSocket."""

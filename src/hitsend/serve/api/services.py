@@ -4,6 +4,7 @@ Enters: nothing. Leaves: types. Always true: the edge knows stages only by what 
 every route with a few lines of fakes. Next: `routes.py`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,7 @@ from hitsend.core.events import LimitCheck
 from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
@@ -22,6 +24,7 @@ from hitsend.serve.estimate import Estimate
 from hitsend.serve.explain import Explanation
 from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.idempotency import IdempotencyStore
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
 
 GatherFor = Literal["state", "metrics", "openmetrics"]
@@ -78,6 +81,8 @@ class RecordSummary(Protocol):
     def completion_tokens(self) -> int: ...  # noqa: D102
     @property
     def cost_microusd(self) -> int: ...  # noqa: D102
+    @property
+    def ttft_ms(self) -> float | None: ...  # noqa: D102
 
 
 class Records(Protocol):
@@ -87,8 +92,18 @@ class Records(Protocol):
         """A record's JSON; it holds `principal.key_id`."""
         ...
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
-        """The newest, newest first; only that key's, if given."""
+    async def list(
+        self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY
+    ) -> tuple[RecordSummary, ...]:
+        """The newest that are wanted, newest first; only that key's, if given."""
+        ...
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        """Of those that have ended and are wanted. Raises StorageFailed."""
+        ...
+
+    def under_way(self, key_id: str | None = None) -> tuple[Flight, ...]:
+        """Those that are open in this process; only that key's, if given."""
         ...
 
 
@@ -110,6 +125,10 @@ class StoredResponses(Protocol):
 
 class Text(Protocol):
     """Tokenising outside of a chat."""
+
+    def vocabulary_of(self, model: str) -> Vocabulary | None:
+        """What that model's ids say; None for one that runs elsewhere."""
+        ...
 
     async def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = False, model: str | None = None
@@ -183,7 +202,7 @@ class Services(msgspec.Struct, frozen=True):
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
     looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
     brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
-    and goes.
+    and goes. `stopping` is set when the server begins to stop: what lasts as long as somebody looks ends then.
     """
 
     clock: Clock
@@ -211,6 +230,7 @@ class Services(msgspec.Struct, frozen=True):
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
+    stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
     explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain
     embedding_models_elsewhere: tuple[ServedModel, ...] = ()

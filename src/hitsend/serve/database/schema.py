@@ -153,7 +153,7 @@ RECORDS = Table(
     "records",
     METADATA,
     Column("request_id", Text, primary_key=True),
-    Column("received_at", Double, nullable=False, index=True),
+    Column("received_at", Double, nullable=False),
     Column("state", String(16), nullable=False),
     Column("finish_reason", String(32)),
     Column("error_code", String(64)),
@@ -165,8 +165,15 @@ RECORDS = Table(
     Column("completion_tokens", BigInteger, nullable=False),
     Column("cost_microusd", BigInteger, nullable=False),
     Column("body", LargeBinary, nullable=False),
+    Column("ttft_ms", Double),
+    Index(
+        "ix_records_search",
+        *("received_at", "request_id", "key_id", "key_name", "model", "finish_reason"),
+        *("wall_ms", "ttft_ms", "cost_microusd"),
+    ),
 )
-"""`body` are the record's facts as `core/shown.py` packs them, or its JSON; deflated with zlib where they are long."""
+"""`body` are the record's facts as `core/shown.py` packs them, or its JSON; deflated with zlib where they are long. The
+index holds all that is searched by: a search walks it from the newest record on, and reads only rows that it shows."""
 
 RESPONSES = Table(
     "responses",

@@ -1,7 +1,7 @@
-"""What can be asked of the ledger of a running server, as three functions.
+"""What can be asked of the ledger of a running server, as functions.
 
 Enters: its database, its counters and the state of its engine. Leaves: statements, pages of rows, reconciliations.
-Always true: asking changes nothing; all three raise StorageFailed when the ledger can't be read. Next: `records.py`.
+Always true: asking changes nothing; all raise StorageFailed when the ledger can't be read. Next: `records.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,12 @@ from typing import Protocol
 import msgspec
 
 from hitsend.core.clock import Clock
+from hitsend.core.limits import Level
 from hitsend.serve.database.connection import Database
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.metrics import Metrics
 from hitsend.serve.usage.reconcile import Counted, EngineCounts, ProcessFigures, Reconciliation, reconcile
+from hitsend.serve.usage.spent import Budget, Spent, budgets, spent
 from hitsend.serve.usage.statement import By, NumberedRow, Statement, page_of_rows, statement
 
 
@@ -30,11 +32,13 @@ class Rows(Protocol):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """The three questions."""
+    """The questions."""
 
     statement: Callable[[By, date | None, date | None], Awaitable[Statement]]
     rows: Rows
     reconcile: Callable[[], Awaitable[Reconciliation]]
+    spent: Callable[[By, str | None, date | None, date | None], Awaitable[Spent]]
+    budgets: Callable[[tuple[Level, ...]], Awaitable[tuple[Budget, ...]]]
 
 
 class Counters(msgspec.Struct, frozen=True):
@@ -68,4 +72,6 @@ def open_books(database: Database, clock: Clock, counters: Counters | None) -> B
         statement=partial(statement, database),
         rows=partial(page_of_rows, database),
         reconcile=lambda: reconcile(database, clock.wall(), None if counters is None else counters.figures),
+        spent=partial(spent, database),
+        budgets=partial(budgets, database, clock),
     )

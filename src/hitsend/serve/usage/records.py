@@ -27,6 +27,7 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import RECORDS
 from hitsend.serve.database.sqlite import insert_many, select_in
 from hitsend.serve.database.writer import Writer
+from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter, percentiles_of, place_of
 from hitsend.settings import RecordSettings
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cost_microusd: int
+    ttft_ms: float | None = None
 
     @property
     def is_billed(self) -> bool:
@@ -130,13 +132,20 @@ class RecordStore:
             raise StorageFailed("stored records can't be read now", retry_after_s=1.0) from error
         return None if packed is None else await asyncio.to_thread(_unpack, packed)
 
-    async def list(self, limit: int, *, key_id: str | None = None) -> tuple[RecordSummary, ...]:
-        """The newest summaries, newest first; only that key's, if given. Raises StorageFailed."""
-        newest = [kept for kept, _ in self._ring.values() if key_id is None or kept.key_id == key_id]
+    async def list(
+        self, limit: int, *, key_id: str | None = None, wanted: RecordFilter = EVERY
+    ) -> tuple[RecordSummary, ...]:
+        """The newest summaries that are wanted, newest first; only that key's, if given. Raises StorageFailed."""
+        kept_now = (kept for kept, _ in self._ring.values() if key_id is None or kept.key_id == key_id)
+        newest = [kept for kept in kept_now if wanted.has(kept)]
         if len(newest) < limit:
             seen = {kept.request_id for kept in newest}
-            newest += [kept for kept in await self._stored(limit, key_id) if kept.request_id not in seen]
-        return tuple(sorted(newest, key=lambda kept: kept.received_at, reverse=True)[:limit])
+            newest += [kept for kept in await self._stored(limit, key_id, wanted) if kept.request_id not in seen]
+        return tuple(sorted(newest, key=place_of, reverse=True)[:limit])
+
+    async def percentiles(self, *, key_id: str | None = None, wanted: RecordFilter = EVERY) -> Percentiles:
+        """Of what is on disk: requests that ended less than a moment ago aren't in it. Raises StorageFailed."""
+        return await percentiles_of(self._database, key_id, wanted)
 
     async def flush(self) -> None:
         """Write pending records in one transaction."""
@@ -159,10 +168,10 @@ class RecordStore:
             total += deleted
         return total
 
-    async def _stored(self, limit: int, key_id: str | None) -> tuple[RecordSummary, ...]:
-        query = select(*_COLUMNS).order_by(RECORDS.c.received_at.desc()).limit(limit + len(self._ring))
-        if key_id is not None:
-            query = query.where(RECORDS.c.key_id == key_id)
+    async def _stored(self, limit: int, key_id: str | None, wanted: RecordFilter) -> tuple[RecordSummary, ...]:
+        newest_first = (RECORDS.c.received_at.desc(), RECORDS.c.request_id.desc())
+        query = select(*_COLUMNS).where(*wanted.conditions(key_id)).order_by(*newest_first)
+        query = query.limit(limit + len(self._ring))
         try:
             async with self._database.reading() as connection:
                 return tuple(RecordSummary(*row) for row in await connection.execute(query))

@@ -1,0 +1,158 @@
+"""`/inspect/live`: what runs and waits right now, as server-sent events.
+
+Enters: a GET. Leaves: one frame four times a second for as long as somebody looks. Always true: nothing is computed
+while nobody does; the watcher's leaving and the server's stopping end it at once; a caller sees its own requests, who
+sees all sees everybody's; no text of a request is in it; requests are those of this process (with `--workers`, one of
+several: `state.gateways` names them all). Next: `exchange.py`.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hitsend.core.errors import ServerOverloaded
+from hitsend.core.events import Fitted, Tokenized
+from hitsend.core.lifecycle import State
+from hitsend.core.record import Flight
+from hitsend.serve.api import errors
+from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.inspect_search import own_key
+from hitsend.serve.api.policy import sees_all
+from hitsend.serve.api.query import number, query
+from hitsend.serve.stream.deliver import Delivery
+from hitsend.serve.stream.sse import frame
+
+INTERVAL_S = 0.25
+STATE_EVERY = 4
+"""The server's own figures are asked for in every fourth frame: with several gateways that is a question to all."""
+
+MAX_WATCHERS = 32
+MAX_SHOWN = 200
+"""Requests in one frame, the oldest first; how many there are is told apart."""
+
+MAX_FRAMES = 1_000_000
+_watching: set[object] = set()
+
+
+async def live(exchange: Exchange) -> None:
+    """What runs and waits, four times a second; `frames`: end after so many. Raises ServerOverloaded."""
+    frames = number(query(exchange, "frames"), "frames", 1, MAX_FRAMES)
+    if len(_watching) >= MAX_WATCHERS:
+        raise ServerOverloaded(f"{MAX_WATCHERS} are watching already", retry_after_s=5.0)
+    _watching.add(exchange)
+    try:
+        services = exchange.services
+        delivery = Delivery(exchange.receive, exchange.send, services.stream, services.clock)
+        broken = partial(errors.error_frame, request_id=exchange.request_id)
+        await delivery.stream(
+            _frames(exchange, frames), (), lambda error: broken(errors.public(error, exchange.request_id))
+        )
+    finally:
+        _watching.discard(exchange)
+
+
+async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[bytes]:
+    services = exchange.services
+    meter = _Meter(services.clock.now())
+    state: dict[str, Any] | None = None
+    sent = 0
+    while not services.stopping.is_set():
+        if sees_all(exchange.principal) and sent % STATE_EVERY == 0:
+            await services.gather("state")
+            state = services.state()
+        flights = services.records.under_way(own_key(exchange))
+        yield frame(msgspec.json.encode(_picture(flights, state, meter, services.clock.now())))
+        sent += 1
+        if sent == frames:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(services.stopping.wait(), INTERVAL_S)
+
+
+class _Meter:
+    """Tokens a second between two looks. It keeps the requests of the last look, so that what one computed after it
+    and before its end is counted too; one that came and went between two looks isn't."""
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._seen: dict[Flight, tuple[int, int]] = {}
+
+    def read(self, flights: tuple[Flight, ...], now: float) -> tuple[float, float]:
+        """Prompt and output tokens per second since the last time."""
+        prompt = output = 0
+        for flight in {**self._seen, **dict.fromkeys(flights)}:
+            before = self._seen.get(flight, (0, 0))
+            prompt += flight.num_prefilled - before[0]
+            output += flight.num_decoded - before[1]
+        elapsed_s, self._at = now - self._at, now
+        self._seen = {flight: (flight.num_prefilled, flight.num_decoded) for flight in flights}
+        return (prompt / elapsed_s, output / elapsed_s) if elapsed_s > 0 else (0.0, 0.0)
+
+
+def _picture(flights: tuple[Flight, ...], state: dict[str, Any] | None, meter: _Meter, now: float) -> dict[str, Any]:
+    prompt, output = meter.read(flights, now)
+    ordered = sorted(flights, key=lambda flight: flight.received_at)
+    return {
+        "pid": os.getpid(),
+        "num_requests": len(flights),
+        "num_waiting": sum(flight.state in _WAITING for flight in flights),
+        "prompt_tokens_per_s": round(prompt, 2),
+        "output_tokens_per_s": round(output, 2),
+        "step": _step(flights),
+        "requests": [_shown(flight, now) for flight in ordered[:MAX_SHOWN]],
+        "state": state,
+    }
+
+
+_WAITING = (State.WAITING, State.PREEMPTED)
+
+
+def _shown(flight: Flight, now: float) -> dict[str, Any]:
+    step = flight.last_step
+    first = flight.first_token_at
+    events = flight.events()
+    tokenized = next((event for event in events if isinstance(event, Tokenized)), None)
+    fitted = next((event for event in events if isinstance(event, Fitted)), None)
+    return {
+        "request_id": flight.request_id,
+        "name": flight.principal.name,
+        "model": flight.model,
+        "state": str(flight.state),
+        "age_ms": round((now - flight.received_at) * 1000.0, 1),
+        "ttft_ms": None if first is None else round((first - flight.received_at) * 1000.0, 1),
+        "prompt_tokens": None if tokenized is None else tokenized.num_tokens,
+        "prefilled_tokens": flight.num_prefilled,
+        "output_tokens": flight.num_decoded,
+        "max_tokens": None if fitted is None else fitted.max_tokens,
+        "step": None if step is None else step.step,
+    }
+
+
+def _step(flights: tuple[Flight, ...]) -> dict[str, Any] | None:
+    """The newest step that one of these took part in, and who else of them did."""
+    taken = [(flight, flight.last_step) for flight in flights if flight.last_step is not None]
+    if not taken:
+        return None
+    first, newest = max(taken, key=lambda pair: pair[1].ended_at)
+    same = [(flight, step) for flight, step in taken if (flight.engine, step.step) == (first.engine, newest.step)]
+    return {
+        "step": newest.step,
+        "engine": first.engine,
+        "ms": round((newest.ended_at - newest.started_at) * 1000.0, 3),
+        "batch_prefill_tokens": newest.batch_prefill_tokens,
+        "batch_decode_tokens": newest.batch_decode_tokens,
+        "batch_sequences": newest.batch_sequences,
+        "members": [
+            {
+                "request_id": flight.request_id,
+                "prefill_tokens": step.prefill_tokens,
+                "decode_tokens": step.decode_tokens,
+            }
+            for flight, step in same
+        ],
+    }
