@@ -130,6 +130,8 @@ class UpstreamPrices(Section, frozen=True):
     input: Price
     output: Price
     cached_input: Price | None = None
+    batch_discount: Share = 0.0
+    """As in `[[prices]]`."""
 
 
 class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):

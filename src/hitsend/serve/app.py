@@ -23,7 +23,8 @@ from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import ServedModel, Services
+from hitsend.serve.api.services import BatchServices, ServedModel, Services
+from hitsend.serve.batching.start import batch_runner
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
@@ -130,7 +131,7 @@ async def built(
         watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(clock, started.embedder, stages.prices, stages.ledger, stages.quota)
-        yield _services(
+        services = _services(
             settings,
             stages,
             stores,
@@ -140,6 +141,11 @@ async def built(
             rates=rates,
             counters=counters if shared is None else None,
         )
+        runner = batch_runner(settings, services, stages, embedding, stores, is_shared=shared is not None)
+        runner.start()
+        stack.push_async_callback(runner.stop)
+        kept = BatchServices(stores.files, stores.batches, runner.wake)
+        yield msgspec.structs.replace(services, batches=kept)
 
 
 def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:
