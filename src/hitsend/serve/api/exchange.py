@@ -40,8 +40,8 @@ class RequestIds:
         self._given: OrderedDict[str, None] = OrderedDict()
 
     def choose(self, asked: list[bytes]) -> str:
-        """The client's own id when it sent one good one; else a new one. One that was used before (a retry), or could be
-        a line's, gets a suffix."""
+        """The client's own id when it sent one good one; else a new one. One that was used (a retry), or could be a
+        line's, gets a suffix."""
         if len(asked) != 1 or not _REQUEST_ID.fullmatch(asked[0]):
             return f"req_{IDS.take(12)}"
         chosen = asked[0].decode()

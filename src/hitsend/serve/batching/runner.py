@@ -245,7 +245,11 @@ class BatchRunner:
         batch_id = work.batch.batch_id
         names = [f"{batch_id}-{number}", *(f"{batch_id}-{number}-{again}" for again in range(2, MAX_TRIES + 1))]
         while not work.is_halted:
-            seen = await self._batches.look(batch_id, number, names)
+            try:
+                seen = await self._batches.look(batch_id, number, names)
+            except StorageFailed:
+                await work.pause(LOOK_S)
+                continue
             if seen.is_done or seen.status != "in_progress" or self._is_late(work.batch):
                 return None
             if not seen.is_held:
@@ -276,7 +280,9 @@ class BatchRunner:
         response["body"] = msgspec.Raw(answered.body)
         told = None if error is None else {"code": error.code, "message": error.message}
         body = answer_line(work.batch.batch_id, number, custom_id, response, told)
-        packed = await asyncio.to_thread(zlib.compress, body, 1)
+        packed = zlib.compress(
+            body, 1
+        )  # at once: from here on a stop can't lose it, because what is submitted is written
         while True:
             try:
                 await self._batches.put(work.batch.batch_id, number, packed, is_failed=error is not None)
