@@ -11,6 +11,19 @@ depends_on = None
 
 def upgrade() -> None:
     """Add the tables."""
+    _files()
+    _batches()
+    op.create_table(
+        "batch_lines",
+        sa.Column("batch_id", sa.String(40), nullable=False),
+        sa.Column("line_number", sa.BigInteger, nullable=False),
+        sa.Column("is_failed", sa.Boolean, nullable=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("batch_id", "line_number", name="pk_batch_lines"),
+    )
+
+
+def _files() -> None:
     op.create_table(
         "files",
         sa.Column("file_id", sa.String(40), nullable=False),
@@ -25,6 +38,9 @@ def upgrade() -> None:
     op.create_index("ix_files_created_at", "files", ["created_at"])
     op.create_index("ix_files_expires_at", "files", ["expires_at"])
     op.create_index("ix_files_key_id_created_at", "files", ["key_id", "created_at"])
+
+
+def _batches() -> None:
     op.create_table(
         "batches",
         sa.Column("batch_id", sa.String(40), nullable=False),
@@ -55,14 +71,6 @@ def upgrade() -> None:
     )
     op.create_index("ix_batches_created_at", "batches", ["created_at"])
     op.create_index("ix_batches_status", "batches", ["status"])
-    op.create_table(
-        "batch_lines",
-        sa.Column("batch_id", sa.String(40), nullable=False),
-        sa.Column("line_number", sa.BigInteger, nullable=False),
-        sa.Column("is_failed", sa.Boolean, nullable=False),
-        sa.Column("body", sa.LargeBinary, nullable=False),
-        sa.PrimaryKeyConstraint("batch_id", "line_number", name="pk_batch_lines"),
-    )
 
 
 def downgrade() -> None:
