@@ -50,6 +50,10 @@ class LineRunner:
         self._unbilled = unbilled
         self._standing = standing
 
+    def is_known(self, caller: Principal) -> bool:
+        """Whether this caller may still do anything."""
+        return self._standing(caller) is not None
+
     async def run(self, line: Line, request_id: str, caller: Principal, *, is_paid: bool) -> Answered:
         """To its end. Cancelling it cancels the request."""
         sent: list[Message] = []

@@ -45,6 +45,8 @@ MAX_TRIES = 20
 """Request ids of one line."""
 MAX_FAILS = 10
 LONGEST_PAUSE_S = 30.0
+LONGEST_FULL_S = 5.0
+"""Of what is full, the most that its own word about when to come back is taken for."""
 HELD_S = 0.25
 ALL = Whose(None, sees_all=True)
 
@@ -219,6 +221,8 @@ class BatchRunner:
                 batch = await self._batches.get(work.batch.batch_id, ALL)
                 if batch.status != "in_progress" or self._is_late(batch):
                     work.halted.set()
+            if not self._lines.is_known(work.caller):
+                work.is_hopeless = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(work.halted.wait(), LOOK_S)
 
@@ -228,6 +232,7 @@ class BatchRunner:
         model = asked.model if isinstance(asked.model, str) else None
         weight = asked.n if isinstance(asked.n, int) and asked.n > 0 else 1
         while True:
+            await work.pause(work.open_at - self._clock.now())
             async with self._gate.place(model, weight, lambda: work.is_halted):
                 begun = await self._begin(work, number)
                 if begun is None:
@@ -238,7 +243,10 @@ class BatchRunner:
                 await self._keep(work, number, line.custom_id, begun.request_id, answered)
                 return
             num_fails += 1
-            await work.pause(pause_s)
+            if isinstance(answered.error, LimitError):
+                work.open_at = self._clock.now() + pause_s  # what one line meets, the others would meet, too
+            else:
+                await work.pause(pause_s)
 
     async def _begin(self, work: "_Work", number: int) -> "_Begun | None":
         """The id to run it under; None where it is done, or may not begin any more."""
@@ -268,7 +276,7 @@ class BatchRunner:
             is_in_time = again is not None and self._clock.wall() + again < batch.expires_at
             return LONGEST_PAUSE_S if is_in_time else None
         if isinstance(error, LimitError):
-            return min(max(error.retry_after_s or backoff, 0.05), LONGEST_PAUSE_S)
+            return min(max(error.retry_after_s or backoff, 0.05), LONGEST_FULL_S)
         if isinstance(error, EngineUnavailable | StorageFailed) and num_fails < MAX_FAILS:
             return backoff
         return None
@@ -306,6 +314,10 @@ class _Work:
         self.batch = batch
         self.caller = caller
         self.halted = asyncio.Event()
+        self.open_at = 0.0
+        """Until then its caller's limits have no room, by the clock's `now`."""
+        self.is_hopeless = False
+        """Its caller is nobody any more: whatever it waits for, there is no use in it."""
 
     @property
     def is_halted(self) -> bool:
@@ -313,9 +325,12 @@ class _Work:
         return self.halted.is_set()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, unless it is halted."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.halted.wait(), seconds)
+        """Wait, unless it is halted; not for long where it is hopeless."""
+        seconds = min(seconds, HELD_S) if self.is_hopeless else seconds
+        while seconds > 0 and not self.is_halted:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.halted.wait(), min(seconds, LOOK_S))
+            seconds = 0.0 if self.is_hopeless else seconds - LOOK_S
 
 
 def _left(opened: Any, most: int, done: frozenset[int]) -> Iterator[tuple[int, Line]]:
