@@ -16,15 +16,9 @@ from typing import Any
 import msgspec
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import (
-    EngineUnavailable,
-    InsufficientQuota,
-    LimitError,
-    NotFound,
-    ServeError,
-    StorageFailed,
-)
+from hitsend.core.errors import LimitError, NotFound, ServeError, StorageFailed
 from hitsend.core.request import Principal
+from hitsend.serve.batching.again import pause_s
 from hitsend.serve.batching.ending import Ending, answer_line
 from hitsend.serve.batching.gate import Gate
 from hitsend.serve.batching.input import Limits, Line, check, lines, parse, wants
@@ -43,10 +37,8 @@ MAX_LINES = 64
 """Of one batch, under way or waiting to be tried again."""
 MAX_TRIES = 20
 """Request ids of one line."""
-MAX_FAILS = 10
-LONGEST_PAUSE_S = 30.0
-LONGEST_FULL_S = 5.0
-"""Of what is full, the most that its own word about when to come back is taken for."""
+RETRY_S = 30.0
+"""Until a batch that could not go on is tried again."""
 HELD_S = 0.25
 ALL = Whose(None, sees_all=True)
 
@@ -147,7 +139,7 @@ class BatchRunner:
         try:
             await self._to_its_end(batch)
         except Exception as error:  # one batch's trouble is not the others'
-            self._retry_at[batch.batch_id] = self._clock.now() + LONGEST_PAUSE_S
+            self._retry_at[batch.batch_id] = self._clock.now() + RETRY_S
             stack = None if isinstance(error, ServeError | OSError) else error
             logger.warning(
                 "%s can't go on now (%s): will try again", batch.batch_id, type(error).__name__, exc_info=stack
@@ -238,15 +230,15 @@ class BatchRunner:
                 if begun is None:
                     return
                 answered = await self._lines.run(line, begun.request_id, work.caller, is_paid=begun.is_paid)
-            pause_s = self._pause_s(answered.error, num_fails, work.batch)
-            if pause_s is None:
+            again_s = pause_s(answered.error, num_fails, work.batch.expires_at - self._clock.wall())
+            if again_s is None:
                 await self._keep(work, number, line.custom_id, begun.request_id, answered)
                 return
             num_fails += 1
             if isinstance(answered.error, LimitError):
-                work.open_at = self._clock.now() + pause_s  # what one line meets, the others would meet, too
+                work.open_at = self._clock.now() + again_s  # what one line meets, the others would meet, too
             else:
-                await work.pause(pause_s)
+                await work.pause(again_s)
 
     async def _begin(self, work: "_Work", number: int) -> "_Begun | None":
         """The id to run it under; None where it is done, or may not begin any more."""
@@ -264,21 +256,6 @@ class BatchRunner:
                 free = next((name for name in names if name not in seen.used), None)
                 return _Begun(free or f"{names[-1]}-{self._clock.wall():.0f}", is_paid=seen.is_billed)
             await work.pause(HELD_S)  # a process that died, or is dying, holds it still: the ledger ends that
-        return None
-
-    def _pause_s(self, error: ServeError | None, num_fails: int, batch: Batch) -> float | None:
-        """How long to wait before it is tried again; None: that is its answer."""
-        backoff = min(2.0**num_fails, LONGEST_PAUSE_S)
-        if error is not None and error.param == "x-request-id":
-            return HELD_S  # its id was used in the same moment
-        if isinstance(error, InsufficientQuota):
-            again = error.retry_after_s
-            is_in_time = again is not None and self._clock.wall() + again < batch.expires_at
-            return LONGEST_PAUSE_S if is_in_time else None
-        if isinstance(error, LimitError):
-            return min(max(error.retry_after_s or backoff, 0.05), LONGEST_FULL_S)
-        if isinstance(error, EngineUnavailable | StorageFailed) and num_fails < MAX_FAILS:
-            return backoff
         return None
 
     async def _keep(self, work: "_Work", number: int, custom_id: str, request_id: str, answered: Answered) -> None:
