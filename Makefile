@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-speculation bench-utilisation soak drill lock docs clean bench-refusals bench-overload bench-isolation postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -116,6 +116,9 @@ soak: dev ## does anything grow: an hour of mixed load, one in ten cut off (ARGS
 
 bench-refusals: dev ## how long a refusal takes, on this machine
 	@$(BIN)/python -m bench.refusals $(ARGS)
+
+bench-cache-timing: dev ## can one tenant tell by the clock what another one asked
+	@$(BIN)/python -m bench.cache_timing $(ARGS)
 
 bench-overload: dev ## ten times the load that can be served: goodput, and how fast the rest is refused
 	@$(BIN)/python -m bench.overload $(ARGS)

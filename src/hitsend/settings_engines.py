@@ -93,6 +93,8 @@ class EngineSettings(Section, frozen=True):
     """Cells beyond its prompt that a request must find free to be admitted."""
     prefix_cache_bytes: Count = 512 * 1024 * 1024
     """Host memory for prefixes of earlier prompts whose cells somebody else needed; 0: no prefix is ever used again."""
+    prefix_cache_step: Positive = 64
+    """Prompts go on at multiples of this. 64 keeps outputs bit-identical to those of a fresh run; 1: at any token."""
     prefix_cache_answers: bool = True
     """Use answers again as they were decoded; false: compute them anew, as prompt, for bit-identical outputs."""
     prefix_cache_scope: Literal["org", "app", "user", "key"] = "key"

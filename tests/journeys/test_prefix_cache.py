@@ -52,6 +52,7 @@ def test_identical_requests_that_come_together_are_computed_once(served: Served)
 def test_tenants_never_hit_each_other_and_a_restart_forgets(tmp_path: Path) -> None:
     words = ("--set", "engine.alias=priced", "--set", f"prices={PRICES}", "--set", "engine.num_slots=4")
     keys = [hitsend("keys", "create", "--name", name, "--json", "--data", str(tmp_path))["key"] for name in "ab"]
+    admin = hitsend("keys", "create", "--name", "c", "--role", "admin", "--json", "--data", str(tmp_path))["key"]
     with serving(*words, "--set", "engine.context=512", data=tmp_path) as served:
 
         def ask(key: str, **fields: object) -> dict[str, int]:
@@ -69,7 +70,6 @@ def test_tenants_never_hit_each_other_and_a_restart_forgets(tmp_path: Path) -> N
         assert ask(keys[0], cache_salt="y") == 0
         reconciled = hitsend("reconcile", "--json", "--data", str(tmp_path))
         assert reconciled["drifted"] == []
-        admin = hitsend("keys", "create", "--name", "c", "--role", "admin", "--json", "--data", str(tmp_path))["key"]
         state = until(lambda: served.get("/inspect/state", admin), lambda each: each["cells_cached"] > 0)
         os.kill(state["engine"]["pid"], signal.SIGKILL)
         state = until(

@@ -221,6 +221,8 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("template") / "thinking.jinja"
     path.write_text(TEMPLATE)
     sizes = ("--set", "engine.num_slots=8", "--set", "engine.context=512", "--set", "engine.check_every_step=true")
+    # the second time a prompt comes, its bill would truly be another one
+    sizes += ("--set", "engine.prefix_cache_bytes=0")
     with serving(*sizes, "--set", f"chat.template={path}") as running:
         yield running
 

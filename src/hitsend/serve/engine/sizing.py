@@ -55,7 +55,7 @@ def size(config: WorkerConfig) -> Sized:
         num_slots=plan.num_slots,
         num_cells=plan.num_cells,
         cells_per_slot=plan.cells_per_slot,
-        kv_mode=settings.kv_mode,
+        kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
         weights_bytes=header.tensor_bytes,

@@ -69,6 +69,7 @@ def main(arguments: list[str]) -> int:
         settings.tpot_target_s,
         settings.ttft_target_s,
         prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_step=settings.prefix_cache_step,
         prefix_answers=settings.prefix_cache_answers,
     )
     driver = Driver(line, Loop(decoder, limits, clock, compiler, speculator), clock, compiler)
