@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from hitsend.serve.batching.line import TIER
+from hitsend.core.request import IDLE_TIER
 from tests.batching.conftest import batching, line, raw
 from tests.drills.scripted import COMPLETION_TOKENS, PROMPT_TOKENS
 
@@ -209,7 +209,7 @@ async def test_a_line_goes_last_and_asks_for_nothing_better(tmp_path):
         )
         (refused,) = await client.lines(batch["error_file_id"])
         assert (refused["custom_id"], refused["response"]["status_code"]) == ("a", 403)
-        assert f"best is tier {TIER}" in refused["error"]["message"]
+        assert f"best is tier {IDLE_TIER}" in refused["error"]["message"]
 
 
 @pytest.mark.slow

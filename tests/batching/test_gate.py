@@ -42,6 +42,15 @@ async def test_a_share_is_never_exceeded_and_processes_divide_it():
     assert most == 2
 
 
+async def test_while_others_run_lines_go_one_after_the_other():
+    busy = msgspec.structs.replace(IDLE, running=3)
+    gate = Gate(lambda _: busy, 0.5)
+    async with gate.place("m", 1, lambda: False):
+        assert not gate.has_room(busy, 1)
+        assert gate.has_room(msgspec.structs.replace(IDLE, running=1), 1)  # that one is the line itself
+    assert gate.has_room(busy, 1)
+
+
 async def test_it_opens_when_nobody_waits_any_more_and_lets_go_of_the_halted():
     lane, is_halted = msgspec.structs.replace(IDLE, waiting=1), False
     gate, passed = Gate(lambda _: lane, 0.5), asyncio.Event()

@@ -1,8 +1,9 @@
 """When a line may begin: while there is room that nobody else wants.
 
 Enters: what a line asks for, and how its engine is right now. Leaves: a place. Always true: lines never have more than
-their share of an engine's slots; none begins while anybody waits for that engine, or while it has no slot free; those
-that wait at the gate pass in the order in which they came. Next: `line.py`.
+their share of an engine's slots; while others run, one begins only when no other line runs; none begins while anybody
+waits for that engine, or while it has no slot free; those that wait at the gate pass in the order in which they came.
+Next: `line.py`.
 """
 
 import asyncio
@@ -58,8 +59,10 @@ class Gate:
         """Whether a line may begin there now."""
         used, most = self._used[lane.name], self._most(lane)
         weight = min(weight, most)
-        is_free = max(lane.running, used) + weight <= max(lane.slots, 1)
-        return lane.waiting == 0 and used + weight <= most and is_free
+        if lane.waiting or max(lane.running, used) + weight > max(lane.slots, 1):
+            return False
+        others_run = lane.running > used
+        return used == 0 if others_run else used + weight <= most
 
     def _most(self, lane: Lane) -> int:
         return max(1, int(lane.slots * self._share) // self._num_processes)

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import InvalidApiKey, InvalidRequest, ServeError
-from hitsend.core.request import Principal
-from hitsend.serve.access.terms import MAX_TIER
+from hitsend.core.request import IDLE_TIER, Principal
 from hitsend.serve.api import chat_completions, completions, embeddings, responses
 from hitsend.serve.api.errors import error_body, public
 from hitsend.serve.api.exchange import Exchange, RequestIds
@@ -21,9 +20,6 @@ from hitsend.serve.api.policy import check_rights
 from hitsend.serve.api.services import Services
 from hitsend.serve.batching.input import Line, wants
 from hitsend.serve.stream.deliver import Message
-
-TIER = MAX_TIER + 1
-"""Below all that keys can have or ask for."""
 
 HANDLERS: Mapping[str, Callable[[Exchange], Awaitable[None]]] = {
     "/v1/chat/completions": chat_completions.chat_completions,
@@ -92,7 +88,7 @@ class LineRunner:
         now = self._standing(caller)
         if now is None:
             raise InvalidApiKey("the key that made this batch is not good any more")
-        return msgspec.structs.replace(now, tier=TIER, max_tier=TIER)
+        return msgspec.structs.replace(now, tier=IDLE_TIER, max_tier=IDLE_TIER)
 
 
 class _Given(RequestIds):
