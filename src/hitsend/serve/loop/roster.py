@@ -189,6 +189,12 @@ class StepPlan:
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
 
+    @property
+    def num_idle_tokens(self) -> int:
+        """Prompt tokens of idle work in it."""
+        idle = (share for share in self.shares if share.sequence.tier >= IDLE_TIER and not share.is_decode)
+        return sum(share.num_tokens for share in idle)
+
     def share(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it that many tokens of the budget, if any."""
         if not num_tokens:
