@@ -25,6 +25,7 @@ from tests.usage.storage import storage, wanted
 
 GOLDEN = Path(__file__).parents[1] / "plan" / "data" / "golden"
 LOGS = Path(__file__).parents[1] / "plan" / "data" / "kv_logs.json"
+SPEEDS = LOGS.with_name("speed_sample.csv")
 
 SHOWN = {
     "memory_hybrid": (
@@ -42,7 +43,25 @@ SHOWN = {
     "cost_thinking": "cost --requests 30000 --input 1200 --output 400 --reasoning 800 --price workers-ai:qwen3.8-27b",
     "cost_batch": "cost --requests 1000 --input 2000 --output 100 --cached-share 0.5 --batch --price openai:gpt-5-mini",
     "check_logs_misses": f"check-logs {LOGS} --misses",
+    "speed": "speed --model Llama-3.1-70B --gpu H200 --tp 2 --weights fp8 --batch 16 --input 1024 --output 1024",
+    "speed_queues": "speed --model Llama-3.1-70B --gpu H200 --weights fp8 --batch 64 --input 8192 --output 1024",
+    "speed_drafts": "speed --model Qwen3-8B --gpu 4090 --batch 4 --drafts 2 --prefix-hit 0.5",
+    "check_speed": f"check-speed {SPEEDS}",
+    "compare": "compare --model Qwen3-8B --gpu L40S --gpu H100 --max-gpus 2 --weights bf16 --slo-tpot 15ms",
+    "train": "train --params 7.5B --gpus 8 --zero 2 --tokens 150B --gpu H100 --usd-per-gpu-hour 2.5 --served-tokens 1T",
+    "train_qlora": "train --model Llama-3.1-8B --method qlora --algorithm dpo --seq 4096 --gpu 4090",
+    "rent": "rent-or-buy --dedicated-cost 5460 --price 0.45/3.20",
+    "rent_unclear": (
+        "rent-or-buy --dedicated-cost 2000 --price 0.45/3.20 --requests 3000000 --ops-cost 1000 --redundancy 0 "
+        "--tokens-per-s 1200 --peak-factor 2"
+    ),
 }
+
+FLEET = (
+    "fleet --peak-rps 5 --slo-ttft 800ms --slo-tpot 100ms --timing 40,4,10 --input 40 --output 12 --requests 30 "
+    "--usd-per-gpu-hour 2"
+)
+"""No golden text: what the scheduler does is its own tests' business."""
 
 
 def run(*words, expected=0):
@@ -69,6 +88,83 @@ def test_json_is_one_document_with_the_agreed_keys():
     assert [one["price"] for one in found["providers"]] == ["workers-ai:@cf/qwen/qwen3.8-27b", "0.45/3.20"]
     found = json.loads(run("check-logs", str(LOGS), "--json"))
     assert {score["test"] for score in found["scores"]} == {"bytes", "pool", "solved", "gpu"}
+
+
+def test_new_documents_have_the_keys_that_the_text_shows(tmp_path):
+    found = json.loads(run(*shlex.split(SHOWN["speed"]), "--json"))
+    assert found["tpot_ms"]["low"] < found["tpot_ms"]["value"] < found["tpot_ms"]["high"]
+    assert found["phases"]["prefill"]["side"] == "compute"
+    assert found["phases"]["decode"]["side"] == "memory"
+    assert json.loads(run(*shlex.split(SHOWN["speed_queues"]), "--json"))["ttft_ms"] is None
+    assert json.loads(run(*shlex.split(SHOWN["train"]), "--json"))["states_gb_per_gpu"] == 28.125
+    assert json.loads(run(*shlex.split(SHOWN["rent"]), "--json"))["crossover_factor"] == pytest.approx(100)
+    found = json.loads(run(*shlex.split(SHOWN["compare"]), "--json"))["choices"]
+    assert [one["keeps_slo"] for one in found] == sorted((one["keeps_slo"] for one in found), reverse=True)
+
+
+def test_a_fleet_is_told_in_words_and_as_json():
+    found = json.loads(run(*shlex.split(FLEET), "--json"))
+    assert "goodput by rate on one replica:" in found["explain"]
+    assert any(line.startswith("autoscaling: add one above") for line in found["explain"])
+    assert found["gpus_with_spare"] == found["replicas"] + 1
+    assert found["replicas_range"][0] <= found["replicas"] <= found["replicas_range"][1]
+    assert len(found["curve"]) > 4
+    with pytest.raises(CallFailed, match="--model and --gpu"):
+        run("fleet", "--peak-rps", "1", "--slo-ttft", "1s", "--slo-tpot", "1s")
+
+
+def test_a_trace_is_planned_for_and_simulated(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(f'{{"at_s": {number}, "input_tokens": 20, "output_tokens": 4}}' for number in range(12)))
+    text = run(*shlex.split(FLEET), "--trace", str(trace))
+    assert text.startswith(("1 replicas", "2 replicas", "3 replicas", "4 replicas", "5 replicas"))
+    words = ("simulate", "--trace", str(trace), "--timing", "40,4,10")
+    found = json.loads(run(*words, "--json"))
+    assert (found["requests"], found["refused"]) == (12, 0)
+    # one at a time: 20 tokens of prompt, then three more of the answer
+    assert found["ttft_ms"]["p99"] == pytest.approx(40 + 20 * 4)
+    assert found["tpot_ms"]["p50"] == pytest.approx(50)
+    assert "step times: 40.000 ms" in run(*words)
+    with pytest.raises(CallFailed, match="--timing or --calibrate"):
+        run("simulate", "--trace", str(trace))
+
+
+def test_a_measurement_makes_the_interval_narrower(tmp_path):
+    bench = {"max_concurrency": 16, "completed": 100, "total_input_tokens": 102_400, "total_output_tokens": 102_400}
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(bench | {"mean_ttft_ms": 260.0, "mean_tpot_ms": 19.0, "duration": 60.0}))
+    plain = json.loads(run(*shlex.split(SHOWN["speed"]), "--json"))
+    found = json.loads(run(*shlex.split(SHOWN["speed"]), "--calibrate", str(file), "--json"))
+    assert abs(found["tpot_ms"]["value"] - 19) < abs(plain["tpot_ms"]["value"] - 19) / 4
+    told = found["calibration"]
+    assert told["tpot_width_after"] < told["tpot_width_before"]
+    assert any(line.startswith("calibration: TPOT") for line in found["explain"])
+    file.write_text("{}")
+    with pytest.raises(ConfigError, match="--calibrate"):
+        run(*shlex.split(SHOWN["speed"]), "--calibrate", str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("speed --model Qwen3-8B --gpu H100 --batch 0", "--batch is 0"),
+        ("speed --model Qwen3-8B --gpu H100 --accept 1", "--accept is 1"),
+        ("speed --model Qwen3-8B --gpu H100 --engine none", "--engine none"),
+        ("speed --model Llama-3.1-70B --gpu 4090", "doesn't fit on 1 x NVIDIA RTX 4090"),
+        ("compare --model Qwen3-8B --slo-ttft -2", "--slo-ttft -2"),
+        ("train --params many", "--params many"),
+        ("train --params 7B --zero 4", "--zero is 4"),
+        ("train --params 7B --method lora", "--layers and --hidden"),
+        ("rent-or-buy --dedicated-cost 0 --price 1/2", "--dedicated-cost is 0"),
+        ("fleet --peak-rps 1 --slo-ttft 1s --slo-tpot 1s --timing 1,2", "--timing 1,2"),
+        ("fleet --peak-rps 0 --slo-ttft 1s --slo-tpot 1s --timing 1,1,1", "--peak-rps is 0"),
+        ("check-speed /nowhere.csv", "can't read"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(words, said):
+    with pytest.raises(ConfigError) as refused:
+        run(*shlex.split(words))
+    assert said in str(refused.value)
 
 
 def test_warnings_about_the_data(tmp_path):
@@ -113,7 +209,9 @@ def test_the_planner_loads_nothing_of_the_server_and_no_network():
     """Its import must stay cheap: what would make it slow, or reach out, isn't there afterwards."""
     code = (
         "import sys, pkgutil, importlib, hitsend.plan as plan\n"
-        "for module in pkgutil.iter_modules(plan.__path__): importlib.import_module('hitsend.plan.' + module.name)\n"
+        "for module in pkgutil.iter_modules(plan.__path__):\n"
+        "    # it runs the server's scheduler, and only `plan fleet` loads it\n"
+        "    if module.name != 'simulate': importlib.import_module('hitsend.plan.' + module.name)\n"
         "bad = {'asyncio', 'socket', 'ssl', 'http', 'ctypes', 'sqlite3', 'sqlalchemy', 'aiohttp', 'numpy', 'typer',\n"
         "       'rich', 'starlette', 'uvicorn', 'jinja2', 'threading_', 'hitsend.serve', 'hitsend.settings'}\n"
         "print(sorted(bad & set(sys.modules)))"

@@ -1,0 +1,394 @@
+"""How fast: `hitsend plan speed`.
+
+Enters: a checkpoint, a GPU, a layout, an engine and a load. Leaves: a `SpeedPlan`: time to the first token, time per
+token, throughput, each with the interval that measured systems had around it. Always true: the constants come from
+`data/speed.json`, fitted on one half of published measurements; no plan is below the floor; where the cache is too
+small for the load it says that requests queue, and gives no time to a first token; speculation and prefix hits change
+the load and not the constants. Next: `calibrate.py`.
+"""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.plan.checkpoint import Checkpoint
+from hitsend.plan.facts import Gpu
+from hitsend.plan.memory import MemoryQuestion, plan_memory
+from hitsend.plan.overhead import default_batch_tokens, estimate_overhead
+from hitsend.plan.roofline import (
+    Layout,
+    Phase,
+    Shape,
+    floor_s,
+    phases,
+    sequence_kv_bytes,
+    sequence_state_bytes,
+    shape_of,
+)
+from hitsend.plan.sizes import Ranks
+from hitsend.plan.terms import Load, System, first_token_terms, step_terms
+
+ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
+UNFITTED_SPREAD = 2.0
+"""How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Measured / planned: the tenth and the ninetieth of a hundred."""
+
+    low: float
+    high: float
+
+    def wider(self, factor: float) -> "Spread":
+        """Both ends so much further from 1, the lower one never below a tenth."""
+        return Spread(max(0.1, 1 - (1 - self.low) * factor), 1 + (self.high - 1) * factor)
+
+    @property
+    def width(self) -> float:
+        """High - low, as a share of the plan."""
+        return self.high - self.low
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine's measurements gave, without experts or with. `calibrated_*`: where one point of the same system
+    is known."""
+
+    rows: int
+    tpot: dict[str, float]
+    ttft: dict[str, float]
+    tpot_spread: Spread
+    ttft_spread: Spread
+    calibrated_tpot_spread: Spread
+    calibrated_ttft_spread: Spread
+    tpot_noise: float = 0.05
+    """Variance of one load's error beside that of the constants: how little a calibration believes it."""
+    ttft_noise: float = 0.05
+
+
+class SpeedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`data/speed.json`."""
+
+    source: str
+    as_of: str
+    gpus: tuple[str, ...]
+    groups: dict[str, Constants]
+    note: str = ""
+
+
+@cache
+def speed_facts() -> SpeedFacts:
+    """What the package brings."""
+    return msgspec.json.decode((Path(__file__).with_name("data") / "speed.json").read_bytes(), type=SpeedFacts)
+
+
+def group_of(engine: str, shape: Shape) -> str:
+    """Which constants: by engine, and whether there are experts."""
+    return f"{engine}/{'moe' if shape.moe_layers else 'dense'}"
+
+
+class Near(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured load, and measured / planned with the moved terms. `ttft` None: it wasn't measured."""
+
+    batch: float
+    input: float
+    output: float
+    tpot: float
+    ttft: float | None
+
+    def weight(self, batch: float, entry: float, leave: float) -> float:
+        """1 for the same load, a quarter for each octave between: what terms don't explain holds nearby only."""
+        pairs = ((self.batch, batch), (self.input, entry), (self.output, leave))
+        return math.pow(0.25, sum(abs(math.log2(mine / its)) for mine, its in pairs))
+
+
+class Factors(msgspec.Struct, frozen=True, kw_only=True):
+    """What a calibration multiplies terms by; a term that isn't named stays. `near`: what was left at each load."""
+
+    tpot: dict[str, float] = {}
+    ttft: dict[str, float] = {}
+    near: tuple[Near, ...] = ()
+
+    def rest(self, question: "SpeedQuestion") -> tuple[float, float]:
+        """Of TPOT and TTFT, from the nearest measured load."""
+        if not self.near:
+            return 1.0, 1.0
+        load = (question.batch, question.input, question.output)
+        best = max(self.near, key=lambda one: one.weight(*load))
+        weight = best.weight(*load)
+        return math.pow(best.tpot, weight), math.pow(best.ttft or 1.0, weight)
+
+
+class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked. `batch` sequences at once over all replicas; `accept`: chance that a drafted token is right."""
+
+    checkpoint: Checkpoint
+    gpu: Gpu
+    engine: str = "vllm"
+    layout: Layout = Layout()
+    replicas: int = 1
+    weights: str | None = None
+    kv_dtype: str = "auto"
+    batch: int = 1
+    input: int = 1024
+    output: int = 256
+    prefix_hit: float = 0.0
+    drafts: int = 0
+    accept: float = 0.7
+    draft_cost: float | None = None
+    """One draft's time / a pass of the target. None: one layer's share of it (multi-token prediction)."""
+    gpu_memory_utilization: float | None = None
+
+    def check(self) -> None:
+        """Raises ConfigError that names the flag."""
+        if self.engine not in ENGINES:
+            raise ConfigError(f"--engine {self.engine}: known are {', '.join(ENGINES)}")
+        counts = {
+            "--batch": self.batch,
+            "--input": self.input,
+            "--output": self.output,
+            "--dp": self.replicas,
+            "--tp": self.layout.tp,
+            "--pp": self.layout.pp,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"{name} is {value}, needed is 1 or more")
+        for name, share in (("--prefix-hit", self.prefix_hit), ("--accept", self.accept)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"{name} is {share}, needed is 0 to below 1")
+        if self.drafts < 0:
+            raise ConfigError(f"--drafts is {self.drafts}, needed is 0 or more")
+        if self.layout.pp > len(self.checkpoint.layers):
+            raise ConfigError(f"--pp is {self.layout.pp}, the model has {len(self.checkpoint.layers)} layers")
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """The middle and, four times in five, the bounds. Milliseconds, or tokens a second."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SpeedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `ttft_ms` None: requests queue for cache. `running`: sequences at once that fit or are asked for."""
+
+    question: SpeedQuestion
+    shape: Shape
+    constants: Constants
+    group: str
+    is_fitted: bool
+    floor_ms: float
+    capacity: float
+    running: float
+    ttft_ms: Interval | None
+    tpot_ms: Interval
+    output_tokens_per_s: Interval
+    expected_per_pass: float
+    terms: dict[str, float]
+    """Milliseconds of a step, by term."""
+    ttft_terms: dict[str, float]
+    prefill: Phase
+    decode: Phase
+
+    @property
+    def queues(self) -> bool:
+        """More sequences are asked for than the cache holds."""
+        return self.ttft_ms is None
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.question.layout.tp * self.question.layout.pp * self.question.replicas
+
+
+def expected_tokens(accept: float, drafts: int) -> float:
+    """Of one pass that checks so many drafts, each right with the same chance: (1 - a^(g+1)) / (1 - a) (Leviathan et
+    al., arXiv 2211.17192, equation 1)."""
+    return float(drafts + 1) if accept == 1 else (1 - accept ** (drafts + 1)) / (1 - accept)
+
+
+def speculation_factor(accept: float, drafts: int, draft_cost: float) -> float:
+    """Where passes cost the same with drafts: (1 - a^(g+1)) / ((1 - a)(g c + 1)) (arXiv 2211.17192, theorem 3.8)."""
+    return expected_tokens(accept, drafts) / (drafts * draft_cost + 1)
+
+
+def capacity_of(question: SpeedQuestion, shape: Shape) -> float:
+    """Sequences of whole length that the cache of one replica holds: what `plan memory` says, or where experts or
+    attention are divided otherwise, the same arithmetic without blocks."""
+    layout, length = question.layout, question.input + question.output
+    if not (layout.ep or layout.attention_dp) and question.engine != "trtllm":
+        plan = plan_memory(
+            MemoryQuestion(
+                checkpoint=question.checkpoint,
+                engine=question.engine,
+                gpu=question.gpu,
+                ranks=Ranks(layout.tp, layout.pp),
+                weights=question.weights,
+                kv_dtype=question.kv_dtype,
+                max_model_len=length,
+                gpu_memory_utilization=question.gpu_memory_utilization,
+            )
+        )
+        return float(plan.stage.max_concurrency or 0)
+    return free_bytes(question, shape) / sequence_bytes(question, length) * (layout.tp if layout.attention_dp else 1)
+
+
+def free_bytes(question: SpeedQuestion, shape: Shape) -> float:
+    """What weights and overhead leave of one GPU."""
+    layout = question.layout
+    use = question.gpu_memory_utilization or 0.9
+    overhead = estimate_overhead(
+        question.checkpoint,
+        "vllm",
+        tp=layout.tp,
+        batch=default_batch_tokens("vllm", None, question.gpu, question.input + question.output),
+        sequences=256,
+        graphs=0,
+        is_small=False,
+    )
+    weights = shape.shared_bytes / layout.attention_ranks + shape.routed_bytes / layout.tp
+    return max(0.0, use * question.gpu.memory_bytes - weights / layout.pp - (overhead.total if overhead else 0))
+
+
+def sequence_bytes(question: SpeedQuestion, tokens: int) -> float:
+    """What one sequence of so many tokens keeps on one GPU."""
+    model, layout = question.checkpoint, question.layout
+    keeps = sequence_kv_bytes(model, layout, question.kv_dtype, tokens) + sequence_state_bytes(model, layout)
+    return max(1.0, keeps / layout.pp)
+
+
+def load_of(question: SpeedQuestion, running: float) -> Load:
+    """The load of one replica."""
+    return Load(
+        running=running,
+        input=question.input,
+        output=question.output,
+        cached=question.prefix_hit * question.input,
+        tokens_per_pass=question.drafts + 1,
+        expected_per_pass=expected_tokens(question.accept, question.drafts),
+    )
+
+
+def constants_of(engine: str, shape: Shape, facts: SpeedFacts) -> tuple[str, Constants]:
+    """The engine's own, or those of all engines together."""
+    group = group_of(engine, shape)
+    if group not in facts.groups:
+        group = group_of("any", shape)
+    return group, facts.groups[group]
+
+
+def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> SpeedPlan:
+    """Raises ConfigError that names the flag."""
+    question.check()
+    facts = speed_facts()
+    model, gpu, layout = question.checkpoint, question.gpu, question.layout
+    shape = shape_of(model, question.weights)
+    group, constants = constants_of(question.engine, shape, facts)
+    wanted, capacity = question.batch / question.replicas, _room(question, shape)
+    running = min(wanted, capacity)
+    load = load_of(question, running)
+    moved = factors or Factors()
+    system = System(model=model, shape=shape, gpu=gpu, layout=layout, kv_dtype=question.kv_dtype)
+    weighted = _times(step_terms(system, load), constants.tpot, moved.tpot)
+    waited = _times(first_token_terms(system, load), constants.ttft, moved.ttft)
+    floor = floor_s(shape, layout, gpu) * 1e3
+    is_fitted = group.split("/", 1)[0] == question.engine and any(name in gpu.name for name in facts.gpus)
+    share = (1 / len(model.layers)) if question.draft_cost is None else question.draft_cost
+    rest = moved.rest(question)
+    step = max(floor, sum(weighted.values()) * rest[0]) * (1 + question.drafts * share)
+    tpot_spread, ttft_spread = _spreads(constants, moved, is_fitted=is_fitted)
+    per_token = _bounds(step / load.expected_per_pass, tpot_spread, floor / load.expected_per_pass)
+    first = _bounds(sum(waited.values()) * rest[1], ttft_spread, 0.0)
+    prefill, decode = phases(
+        model,
+        shape,
+        gpu,
+        layout,
+        kv_dtype=question.kv_dtype,
+        batch=running,
+        fresh=load.fresh,
+        context=question.input + question.output / 2,
+    )
+    return SpeedPlan(
+        question=question,
+        shape=shape,
+        constants=constants,
+        group=group,
+        is_fitted=is_fitted,
+        floor_ms=floor,
+        capacity=capacity,
+        running=running,
+        ttft_ms=None if wanted > capacity else first,
+        tpot_ms=per_token,
+        output_tokens_per_s=_throughput(question, running, per_token, first),
+        expected_per_pass=load.expected_per_pass,
+        terms=weighted,
+        ttft_terms=waited,
+        prefill=prefill,
+        decode=decode,
+    )
+
+
+def _room(question: SpeedQuestion, shape: Shape) -> float:
+    """Raises ConfigError where not one sequence fits."""
+    capacity = capacity_of(question, shape)
+    if capacity < 1:
+        gpus = question.layout.tp * question.layout.pp
+        raise ConfigError(
+            f"{shape.name} with {question.input + question.output:,} tokens a sequence doesn't fit on {gpus} x "
+            f"{question.gpu.name}: see `hitsend plan memory`"
+        )
+    return capacity
+
+
+def _times(terms: dict[str, float], constants: dict[str, float], factors: dict[str, float]) -> dict[str, float]:
+    return {
+        name: value * constants[name] * factors.get(name, 1.0)
+        for name, value in terms.items()
+        if value and constants.get(name)
+    }
+
+
+def _spreads(constants: Constants, factors: Factors, *, is_fitted: bool) -> tuple[Spread, Spread]:
+    """Of TPOT and TTFT. A system that measured itself doesn't care what else was fitted."""
+    widen = 1.0 if is_fitted else UNFITTED_SPREAD
+    return (
+        constants.calibrated_tpot_spread if factors.tpot else constants.tpot_spread.wider(widen),
+        constants.calibrated_ttft_spread if factors.ttft else constants.ttft_spread.wider(widen),
+    )
+
+
+def _bounds(value: float, spread: Spread, least: float) -> Interval:
+    return Interval(value, max(least, value * spread.low), max(least, value * spread.high))
+
+
+def _throughput(question: SpeedQuestion, running: float, tpot: Interval, ttft: Interval) -> Interval:
+    """Little's law: running sequences, each taking TTFT + (output - 1) * TPOT for its output."""
+
+    def rate(first: float, each: float) -> float:
+        return question.replicas * running * question.output / (first + each * (question.output - 1)) * 1e3
+
+    return Interval(rate(ttft.value, tpot.value), rate(ttft.high, tpot.high), rate(ttft.low, tpot.low))
+
+
+def planned_terms(question: SpeedQuestion, shape: Shape) -> tuple[dict[str, float], dict[str, float], bool]:
+    """For a fit: the terms of TPOT and TTFT before their constants, and whether requests queue."""
+    capacity = max(1.0, capacity_of(question, shape))
+    wanted = question.batch / question.replicas
+    load = load_of(question, min(wanted, capacity))
+    system = System(
+        model=question.checkpoint,
+        shape=shape,
+        gpu=question.gpu,
+        layout=question.layout,
+        kv_dtype=question.kv_dtype,
+    )
+    return (
+        step_terms(system, load),
+        first_token_terms(system, load),
+        wanted > capacity,
+    )

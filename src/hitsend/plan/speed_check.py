@@ -1,0 +1,311 @@
+"""Plans beside measured speeds: `hitsend plan check-speed FILE`.
+
+Enters: measured rows. Leaves: one `Judged` per row, scores of the half that nothing was fitted to, and with `--fit` the
+constants of `data/speed.json`. Always true: a row's hash says which half it is in, so the judged half is the same
+everywhere; TTFT and TPOT are scored apart, and TTFT only where nobody queued: neither by the plan nor, over 10 s, by
+the measurement; a calibration uses one row of the same system and is judged on the others. Next: `speed_text.py`.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.plan.calibrate import moved
+from hitsend.plan.facts import Facts
+from hitsend.plan.fit import fit_terms, predicted
+from hitsend.plan.hardware import find_gpu
+from hitsend.plan.measured import Measured
+from hitsend.plan.models import find_checkpoint
+from hitsend.plan.roofline import floor_s, shape_of
+from hitsend.plan.speed import Constants, SpeedFacts, SpeedQuestion, Spread, group_of, planned_terms
+
+NOISES = (0.02, 0.05, 0.1, 0.4, 0.8)
+"""How little a calibration may believe one load; each group takes what makes its interval the narrowest."""
+QUEUED_MS = 10_000
+"""A measured TTFT above this is a wait for cache, whatever the plan says (throughput_rules)."""
+_SAME_SHAPES = {"zhipuai/GLM-5": "zai-org/GLM-5.2"}
+"""Where a row's model is another release of a known one."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement with its terms."""
+
+    measured: Measured
+    group: str
+    moe: str
+    floor_ms: float
+    tpot_terms: dict[str, float]
+    ttft_terms: dict[str, float]
+    queues: bool
+
+    @property
+    def has_ttft(self) -> bool:
+        """Whether its TTFT is one without queueing."""
+        ttft = self.measured.ttft_ms
+        return ttft is not None and ttft <= QUEUED_MS and not self.queues
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors are planned / measured - 1; None: not judged."""
+
+    id: str
+    group: str
+    system: str
+    is_held_out: bool
+    queues: bool
+    beats_floor: bool
+    tpot_ms: float
+    planned_tpot_ms: float
+    tpot_error: float
+    noise: tuple[float, float]
+    tpot_terms: dict[str, float]
+    ttft_ms: float | None = None
+    planned_ttft_ms: float | None = None
+    ttft_error: float | None = None
+    ttft_terms: dict[str, float] = {}
+
+
+class SpeedScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some rows' absolute errors."""
+
+    what: str
+    limit: float
+    rows: int
+    median: float
+    p90: float
+    bias: float
+
+    @property
+    def ok(self) -> bool:
+        """The median is within the limit."""
+        return self.median <= self.limit
+
+
+def rows_of(measured: Sequence[Measured], facts: Facts) -> tuple[list[Row], list[str]]:
+    """Rows with their terms, and what couldn't be planned."""
+    rows, refused = [], []
+    for one in measured:
+        try:
+            rows.append(_row(one, facts))
+        except ConfigError as why:
+            refused.append(f"{one.id}: {why}")
+    return rows, refused
+
+
+def _row(one: Measured, facts: Facts) -> Row:
+    model = find_checkpoint(_SAME_SHAPES.get(one.model, one.model), facts)
+    gpu = find_gpu(one.gpu, facts)
+    shape = shape_of(model, one.weights)
+    question = SpeedQuestion(
+        checkpoint=model,
+        gpu=gpu,
+        # TensorRT-LLM's pool is counted as bytes; for a fit, so is everybody's
+        engine="trtllm",
+        layout=one.layout,
+        weights=one.weights,
+        batch=one.concurrency,
+        input=one.input,
+        output=one.output,
+    )
+    tpot, ttft, queues = planned_terms(question, shape)
+    return Row(
+        measured=one,
+        group=group_of(one.engine, shape),
+        moe=group_of("any", shape),
+        floor_ms=floor_s(shape, one.layout, gpu) * 1e3,
+        tpot_terms=tpot,
+        ttft_terms=ttft,
+        queues=queues,
+    )
+
+
+def judge(rows: Sequence[Row], facts: SpeedFacts) -> list[Judged]:
+    """Every row with the constants of its group."""
+    return [_judged(row, facts) for row in rows]
+
+
+def _judged(row: Row, facts: SpeedFacts) -> Judged:
+    constants = facts.groups.get(row.group) or facts.groups[row.moe]
+    one = row.measured
+    tpot = max(row.floor_ms, predicted(row.tpot_terms, constants.tpot))
+    ttft = predicted(row.ttft_terms, constants.ttft) if row.has_ttft else None
+    return Judged(
+        id=one.id,
+        group=row.group,
+        system=repr(one.system),
+        is_held_out=not one.is_for_fitting,
+        queues=row.queues or (one.ttft_ms or 0) > QUEUED_MS,
+        beats_floor=one.tpot_ms < row.floor_ms,
+        tpot_ms=one.tpot_ms,
+        planned_tpot_ms=tpot,
+        tpot_error=tpot / one.tpot_ms - 1,
+        noise=(constants.tpot_noise, constants.ttft_noise),
+        tpot_terms=_weighted(row.tpot_terms, constants.tpot),
+        ttft_ms=one.ttft_ms,
+        planned_ttft_ms=ttft,
+        ttft_error=None if ttft is None or not one.ttft_ms else ttft / one.ttft_ms - 1,
+        ttft_terms=_weighted(row.ttft_terms, constants.ttft),
+    )
+
+
+def _weighted(terms: Mapping[str, float], constants: Mapping[str, float]) -> dict[str, float]:
+    return {name: value * constants[name] for name, value in terms.items() if value and constants.get(name)}
+
+
+class View(msgspec.Struct, frozen=True):
+    """One quantity of a judged row."""
+
+    terms: dict[str, float]
+    measured: float
+    error: float
+    noise: float
+
+
+def tpot_of(row: Judged) -> View | None:
+    """None where it queued."""
+    return None if row.queues else View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.noise[0])
+
+
+def ttft_of(row: Judged) -> View | None:
+    """None where it queued."""
+    if row.ttft_error is None or row.ttft_ms is None:
+        return None
+    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.noise[1])
+
+
+def score(rows: Sequence[Judged]) -> list[SpeedScore]:
+    """Of the rows that nothing was fitted to: as planned, and calibrated by one row of the same system."""
+    held = [row for row in rows if row.is_held_out]
+    found = []
+    quantities: list[tuple[str, Callable[[Judged], View | None], float]] = [
+        ("TPOT", tpot_of, 0.15),
+        ("TTFT", ttft_of, 0.25),
+    ]
+    for what, view_of, limit in quantities:
+        plain = [view.error for row in held if (view := view_of(row)) is not None]
+        calibrated = calibrated_errors(held, view_of)
+        found += [_score(what, plain, limit), _score(f"{what}, calibrated by one point", calibrated, 0.08)]
+    return [one for one in found if one.rows]
+
+
+def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+    """Each system's first row by id calibrates; its other rows are judged with that."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in sorted(rows, key=lambda one: one.id):
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    errors = []
+    for first, *others in systems.values():
+        factors = moved(first.terms, {}, first.measured, noise=first.noise)
+        errors += [predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1 for view in others]
+    return errors
+
+
+def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+    """Each row calibrated by the load of its system that is nearest in time per token: what a load test near the asked
+    load gives."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in rows:
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    errors = []
+    for views in systems.values():
+        for view in views if len(views) > 1 else ():
+            planned = sum(view.terms.values())
+            others = [other for other in views if other is not view]
+            near = min(others, key=lambda other: abs(math.log(sum(other.terms.values()) / planned)))
+            factors = moved(near.terms, {}, near.measured, noise=near.noise)
+            errors.append(predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1)
+    return errors
+
+
+def factors_with_rest(terms: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """1 for terms that the calibration didn't see."""
+    return {name: factors.get(name, 1.0) for name in terms}
+
+
+def _score(what: str, errors: Sequence[float], limit: float) -> SpeedScore:
+    sizes = sorted(abs(error) for error in errors) or [0.0]
+    return SpeedScore(
+        what=what,
+        limit=limit,
+        rows=len(errors),
+        median=statistics.median(sizes),
+        p90=sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        bias=statistics.median(errors) if errors else 0.0,
+    )
+
+
+def fit(rows: Sequence[Row], *, source: str, as_of: str) -> SpeedFacts:
+    """Constants from the half of the rows that is for fitting: per engine and kind of model, and for all engines."""
+    half = [row for row in rows if row.measured.is_for_fitting and not row.queues]
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in half:
+        groups[row.group].append(row)
+        groups[row.moe].append(row)
+    gpus = sorted({row.measured.gpu for row in half})
+    found = {name: _constants(members) for name, members in sorted(groups.items()) if len(members) >= 30}
+    return SpeedFacts(source=source, as_of=as_of, gpus=tuple(gpus), groups=found)
+
+
+def _constants(rows: Sequence[Row]) -> Constants:
+    with_ttft = [row for row in rows if row.has_ttft]
+    plain = [row for row in rows if (row.measured.ttft_ms or 0) <= QUEUED_MS]
+    tpot = fit_terms([row.tpot_terms for row in plain], [row.measured.tpot_ms for row in plain])
+    ttft = fit_terms([row.ttft_terms for row in with_ttft], [row.measured.ttft_ms or 0.0 for row in with_ttft])
+    whole = Spread(1, 1)
+    rough = Constants(
+        rows=len(rows),
+        tpot={name: round(value, 4) for name, value in tpot.items()},
+        ttft={name: round(value, 4) for name, value in ttft.items()},
+        tpot_spread=whole,
+        ttft_spread=whole,
+        calibrated_tpot_spread=whole,
+        calibrated_ttft_spread=whole,
+    )
+    facts = SpeedFacts(source="", as_of="", gpus=(), groups={rows[0].group: rough})
+    judged = [_judged(msgspec.structs.replace(row, group=rows[0].group), facts) for row in plain]
+    calibrated = {noise: [msgspec.structs.replace(row, noise=(noise, noise)) for row in judged] for noise in NOISES}
+    tpot_spread, tpot_noise = min(
+        ((_spread(near_errors(found, tpot_of)), noise) for noise, found in calibrated.items()), key=_width
+    )
+    ttft_spread, ttft_noise = min(
+        ((_spread(near_errors(found, ttft_of)), noise) for noise, found in calibrated.items()), key=_width
+    )
+    return msgspec.structs.replace(
+        rough,
+        tpot_spread=_spread([row.tpot_error for row in judged]),
+        ttft_spread=_spread([row.ttft_error for row in judged if row.ttft_error is not None]),
+        calibrated_tpot_spread=tpot_spread,
+        calibrated_ttft_spread=ttft_spread,
+        tpot_noise=tpot_noise,
+        ttft_noise=ttft_noise,
+    )
+
+
+def _width(found: tuple[Spread, float]) -> float:
+    return found[0].width
+
+
+def _spread(errors: Sequence[float]) -> Spread:
+    """Measured / planned."""
+    ratios = sorted(1 / (1 + error) for error in errors) or [1.0]
+    low, high = (ratios[min(len(ratios) - 1, int(share * len(ratios)))] for share in (0.1, 0.9))
+    return Spread(round(low, 3), round(high, 3))
+
+
+def coverage(rows: Sequence[Row], judged: Sequence[Judged], facts: SpeedFacts) -> float:
+    """Of held-out TPOTs, those inside the interval of their plan, which is made to hold four in five."""
+    inside = total = 0
+    for row, one in zip(rows, judged, strict=True):
+        if one.is_held_out and not one.queues:
+            spread = (facts.groups.get(row.group) or facts.groups[row.moe]).tpot_spread
+            total += 1
+            inside += spread.low <= one.tpot_ms / one.planned_tpot_ms <= spread.high
+    return inside / total if total else 0.0

@@ -1,0 +1,167 @@
+"""A speed plan in words: the formula with its numbers, and the JSON document of `hitsend plan speed`.
+
+Enters: a `SpeedPlan`. Leaves: lines and a dict. Always true: every number that isn't measured stands with its interval,
+and a plan that lies outside of what was fitted says so. Next: `compare.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.plan.roofline import Phase
+from hitsend.plan.speed import Interval, SpeedPlan, speed_facts
+
+_PARTS = {
+    "weights": "reading weights",
+    "kv": "reading keys, values and states",
+    "flops": "computing",
+    "reduce": "moving activations between GPUs",
+    "mix_reduce": "others' prompts",
+    "mix_flops": "others' prompts",
+    "mix_attention": "others' prompts",
+    "mix_layers": "others' prompts",
+    "mix_experts": "others' prompts",
+}
+"""What a term is called; the others are time per layer, whatever a step holds."""
+
+
+def parts_of(plan: SpeedPlan) -> dict[str, float]:
+    """Milliseconds of a step by cause, the largest first."""
+    found: dict[str, float] = {}
+    for name, value in plan.terms.items():
+        part = _PARTS.get(name, "time per layer and sequence")
+        found[part] = found.get(part, 0.0) + value
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def explain_speed(plan: SpeedPlan, before: SpeedPlan | None = None) -> list[str]:
+    """The arithmetic, one line each. `before`: the same plan without calibration."""
+    asked, shape = plan.question, plan.shape
+    lines = [_phase_line(plan.prefill), _phase_line(plan.decode), _floor_line(plan)]
+    parts = parts_of(plan)
+    told = " + ".join(f"{value:.2f} {part}" for part, value in parts.items())
+    lines.append(f"a decode step: {told} = {sum(parts.values()):.2f} ms, at {plan.running:,.1f} sequences")
+    if asked.drafts:
+        gain = f"{plan.expected_per_pass:.2f} tokens a pass"
+        formula = f"(1 - {asked.accept:g}^{asked.drafts + 1}) / (1 - {asked.accept:g})"
+        lines.append(
+            f"speculation: {asked.drafts} drafts, {formula} = {gain}; a pass computes {asked.drafts + 1} tokens"
+        )
+    if asked.prefix_hit:
+        cached = asked.prefix_hit * asked.input
+        lines.append(
+            f"prefix: {cached:,.0f} of {asked.input:,} prompt tokens are found, {asked.input - cached:,.0f} computed"
+        )
+    fits = f"{plan.capacity:,.1f} sequences of {asked.input + asked.output:,} tokens fit in the cache of one replica"
+    wanted = asked.batch / asked.replicas
+    if plan.queues:
+        lines.append(
+            f"queues: {fits}, {wanted:,.1f} are asked for; the rest waits, so no time to a first token is given"
+        )
+    else:
+        lines.append(f"capacity: {fits}, {wanted:,.1f} are asked for")
+    lines.append(f"limited by: {next(iter(parts), 'nothing')}")
+    lines.append(_source_line(plan))
+    if before is not None:
+        lines.append(_shrunk_line(plan, before))
+    if shape.weights.startswith("gguf") or asked.engine in {"llama.cpp", "hitsend"}:
+        lines.append(f"unsure: no measurement of {asked.engine} was fitted; --calibrate FILE makes it yours")
+    return lines
+
+
+def _phase_line(phase: Phase) -> str:
+    bound = f"{phase.side}-bound, {phase.ideal_s * 1e3:,.2f} ms at the peak"
+    return (
+        f"{phase.name}: {_short(phase.flops)}FLOP / {_short(phase.bytes)}B = {phase.intensity:,.1f} FLOP/B a "
+        f"GPU, ridge "
+        f"{_short(phase.peak_flops)}FLOP/s / {_short(phase.bandwidth_bytes_per_s)}B/s = {phase.ridge:,.1f}: {bound}"
+    )
+
+
+def _floor_line(plan: SpeedPlan) -> str:
+    gpu = plan.question.gpu
+    rate = f"{_short(gpu.bandwidth_bytes_per_s)}B/s"
+    moved = plan.floor_ms / 1e3 * gpu.bandwidth_bytes_per_s
+    return f"floor: {_short(moved)}B of weights a GPU / {rate} = {plan.floor_ms:.2f} ms a step; nothing is faster"
+
+
+def _source_line(plan: SpeedPlan) -> str:
+    facts = speed_facts()
+    engine, kind = plan.group.split("/")
+    of = "all engines" if engine == "any" else engine
+    fitted = f"{plan.constants.rows} measured rows of {of} ({kind}, {', '.join(facts.gpus)}), {facts.as_of}"
+    outside = "" if plan.is_fitted else "; this GPU or engine isn't among them, so the interval is twice as wide"
+    return f"constants: fitted to {fitted}; intervals hold four in five{outside}"
+
+
+def _shrunk_line(plan: SpeedPlan, before: SpeedPlan) -> str:
+    told = [f"TPOT {_pair(before.tpot_ms)} to {_pair(plan.tpot_ms)}"]
+    if plan.ttft_ms is not None and before.ttft_ms is not None:
+        told.append(f"TTFT {_pair(before.ttft_ms)} to {_pair(plan.ttft_ms)}")
+    return f"calibration: {', '.join(told)}; width {width(before.tpot_ms):.0%} to {width(plan.tpot_ms):.0%} of TPOT"
+
+
+def width(interval: Interval) -> float:
+    """High - low, as a share of the middle."""
+    return (interval.high - interval.low) / interval.value
+
+
+def _pair(interval: Interval) -> str:
+    return f"{interval.value:,.1f} ms [{interval.low:,.1f}, {interval.high:,.1f}]"
+
+
+def _short(value: float) -> str:
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:,.3g} {letter}"
+    return f"{value:,.3g} "
+
+
+def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str, Any]:
+    """What `--json` prints. Intervals are `{value, low, high}`."""
+    asked = plan.question
+    found: dict[str, Any] = {
+        "model": plan.shape.name,
+        "gpu": asked.gpu.name,
+        "gpus": plan.gpus,
+        "engine": asked.engine,
+        "weights": plan.shape.weights,
+        "tp": asked.layout.tp,
+        "pp": asked.layout.pp,
+        "dp": asked.replicas,
+        "batch": asked.batch,
+        "input": asked.input,
+        "output": asked.output,
+        "ttft_ms": None if plan.ttft_ms is None else msgspec.to_builtins(plan.ttft_ms),
+        "tpot_ms": msgspec.to_builtins(plan.tpot_ms),
+        "output_tokens_per_s": msgspec.to_builtins(plan.output_tokens_per_s),
+        "output_tokens_per_s_per_gpu": plan.output_tokens_per_s.value / plan.gpus,
+        "queues": plan.queues,
+        "capacity": plan.capacity,
+        "running": plan.running,
+        "floor_tpot_ms": plan.floor_ms,
+        "expected_tokens_per_pass": plan.expected_per_pass,
+        "limited_by": next(iter(parts_of(plan)), None),
+        "step_ms": parts_of(plan),
+        "phases": {
+            phase.name: {
+                "flops": phase.flops,
+                "bytes": phase.bytes,
+                "intensity_flops_per_byte": phase.intensity,
+                "ridge_flops_per_byte": phase.ridge,
+                "side": phase.side,
+                "ideal_ms": phase.ideal_s * 1e3,
+            }
+            for phase in (plan.prefill, plan.decode)
+        },
+        "is_fitted": plan.is_fitted,
+        "explain": explain_speed(plan, before),
+    }
+    if before is not None:
+        found["calibration"] = {
+            "tpot_width_before": width(before.tpot_ms),
+            "tpot_width_after": width(plan.tpot_ms),
+            "ttft_width_before": None if before.ttft_ms is None else width(before.ttft_ms),
+            "ttft_width_after": None if plan.ttft_ms is None else width(plan.ttft_ms),
+        }
+    return found

@@ -1,0 +1,123 @@
+"""How long a step takes, for the simulator.
+
+Enters: a planned system, or three measured numbers. Leaves: a `StepTiming`. Always true: pure; more tokens never take
+less time; the same constants as `plan speed`, so that a full steady batch takes what it says. Next: `simulate.py`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+from hitsend.plan.calibrate import Point
+from hitsend.plan.fit import fit_terms
+from hitsend.plan.speed import Factors, SpeedPlan
+from hitsend.plan.terms import Load, System, step_terms
+
+ALONE = 1.5
+"""Requests in flight below which a first token waits for nobody."""
+
+
+class StepTiming(Protocol):
+    """Seconds of one step."""
+
+    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
+        """`decodes` sequences that get a token, so many prompt tokens, and what the decodes' caches hold together."""
+        ...
+
+
+class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of a step, of a prompt's token and of an answer's token: what a small engine on a CPU shows."""
+
+    step_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
+        """The sum; the context's length isn't told apart."""
+        del context_tokens
+        return (self.step_ms + self.prefill_ms * prefill_tokens + self.decode_ms * decodes) / 1e3
+
+    def stretched(self, factor: float) -> "MeasuredTiming":
+        """Every part so much longer."""
+        return MeasuredTiming(
+            step_ms=self.step_ms * factor, prefill_ms=self.prefill_ms * factor, decode_ms=self.decode_ms * factor
+        )
+
+
+class PlannedTiming:
+    """A system of `plan speed`. `factor` stretches every step."""
+
+    def __init__(self, plan: SpeedPlan, factors: Factors | None = None, *, factor: float = 1.0) -> None:
+        self._plan, self._factor = plan, factor
+        self._factors = (factors or Factors()).tpot
+        self._steps: dict[int, float] = {}
+        empty = self._terms(1, 0.0)
+        self._kv_ms = (self._terms(1, 1000.0).get("kv", 0.0) - empty.get("kv", 0.0)) / 1000
+        mixed = self._terms(1, 0.0, prompt=1000.0)
+        names = ("mix_flops", "mix_reduce", "mix_layers", "mix_attention")
+        self._prefill_ms = sum(mixed.get(name, 0.0) - empty.get(name, 0.0) for name in names) / 1000
+
+    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
+        """The step's own time, its caches' bytes, and its prompts' operations."""
+        base = self._steps.get(decodes)
+        if base is None:
+            terms = self._terms(max(1, decodes), 0.0)
+            base = sum(value for name, value in terms.items() if not name.startswith("mix_"))
+            self._steps[decodes] = base
+        found = base + self._kv_ms * context_tokens + self._prefill_ms * prefill_tokens
+        return max(self._plan.floor_ms, found) * self._factor / 1e3
+
+    def _terms(self, running: float, context: float, *, prompt: float = 0.0) -> dict[str, float]:
+        asked = self._plan.question
+        system = System(
+            model=asked.checkpoint,
+            shape=self._plan.shape,
+            gpu=asked.gpu,
+            layout=asked.layout,
+            kv_dtype=asked.kv_dtype,
+        )
+        # an answer of one token: all of a prompt is computed in one step
+        terms = step_terms(system, Load(running=running * asked.layout.pp, input=context or prompt, output=1.0))
+        constants = self._plan.constants.tpot
+        return {name: value * constants.get(name, 0.0) * self._factors.get(name, 1.0) for name, value in terms.items()}
+
+
+def fit_timing(points: Sequence[Point], step_tokens: int) -> MeasuredTiming:
+    """From a load test's levels of different concurrency. Raises ConfigError where they can't tell three numbers apart.
+
+    TPOT = step + running * decode + running * input / output * prefill; TTFT of one at a time = input * prefill + a
+    step per chunk. Least relative errors, none below 0.
+    """
+    rows: list[dict[str, float]] = []
+    times: list[float] = []
+    for point in points:
+        fresh = max(1.0, point.input - point.cached)
+        running = point.concurrency
+        rows.append({"step": 1.0, "decode": running, "prefill": running * fresh / point.output})
+        times.append(point.tpot_ms)
+        if point.ttft_ms is not None and running < ALONE:
+            rows.append({"step": math.ceil(fresh / step_tokens), "decode": 0.0, "prefill": fresh})
+            times.append(point.ttft_ms)
+    if len(rows) < 3:
+        raise ConfigError("step times need a load test with one request at a time and another level, such as 1,4")
+    found = fit_terms(rows, times)
+    timing = MeasuredTiming(
+        step_ms=found.get("step", 0.0), prefill_ms=found.get("prefill", 0.0), decode_ms=found.get("decode", 0.0)
+    )
+    if min(timing.step_ms + timing.prefill_ms, timing.step_ms + timing.decode_ms) <= 0:
+        raise ConfigError("step times can't be told from this load test: its levels contradict each other")
+    return timing
+
+
+def read_timing(text: str) -> MeasuredTiming:
+    """`STEP,PREFILL,DECODE` in milliseconds. Raises ConfigError."""
+    try:
+        step, prefill, decode = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--timing {text}: needed are three numbers of milliseconds: STEP,PREFILL,DECODE") from None
+    if min(step, prefill, decode) < 0 or step + prefill <= 0 or step + decode <= 0:
+        raise ConfigError(f"--timing {text}: times must be 0 or more, and a step can't take none")
+    return MeasuredTiming(step_ms=step, prefill_ms=prefill, decode_ms=decode)

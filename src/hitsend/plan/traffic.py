@@ -1,0 +1,106 @@
+"""Requests to simulate: made from a distribution, or read from a recorded trace.
+
+Enters: lengths and a rate, or JSON Lines. Leaves: `Arrival`s by time. Always true: the same seed makes the same
+requests; another rate of the same traffic is the same requests nearer together. Next: `fleet.py`.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from hitsend.core.errors import ConfigError
+
+MAX_TOKENS = 1_000_000
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """One request: seconds, and tokens. `shared`: the part of the prompt that all requests begin with."""
+
+    at_s: float
+    input: int
+    output: int
+    shared: int = 0
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Lognormal lengths around a median, independent arrivals. `spread` 0: all alike (sigma of the logarithm)."""
+
+    input: int = 1200
+    output: int = 400
+    spread: float = 0.5
+    shared: int = 0
+
+    def check(self) -> None:
+        """Raises ConfigError that names the flag."""
+        for name, value in (("--input", self.input), ("--output", self.output)):
+            if not 1 <= value <= MAX_TOKENS:
+                raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_TOKENS:,}")
+        if not 0 <= self.spread <= 2:
+            raise ConfigError(f"--spread is {self.spread}, needed is 0 to 2")
+        if not 0 <= self.shared < self.input:
+            raise ConfigError(f"--shared is {self.shared}, needed is 0 to below --input {self.input}")
+
+
+def make_arrivals(traffic: Traffic, requests: int, seed: int) -> list[Arrival]:
+    """At one request a second on average; `at_rate` brings them nearer. Lengths are at most 4 x their median."""
+    traffic.check()
+    # draws to simulate with, nothing secret
+    rng = random.Random(seed)  # noqa: S311
+    found, now = [], 0.0
+    for _ in range(requests):
+        now += rng.expovariate(1.0)
+        entry, leave = (_length(rng, median, traffic.spread) for median in (traffic.input, traffic.output))
+        found.append(Arrival(now, max(entry, traffic.shared + 1), leave, traffic.shared))
+    return found
+
+
+def _length(rng: random.Random, median: int, spread: float) -> int:
+    return max(1, min(4 * median, round(median * rng.lognormvariate(0.0, spread)))) if spread else median
+
+
+def at_rate(arrivals: Sequence[Arrival], per_s: float) -> list[Arrival]:
+    """The same requests, so many a second on average."""
+    factor = rate_of(arrivals) / per_s
+    return [msgspec.structs.replace(one, at_s=one.at_s * factor) for one in arrivals]
+
+
+def rate_of(arrivals: Sequence[Arrival]) -> float:
+    """Requests a second, from the first instant to the last."""
+    return len(arrivals) / max(1e-9, arrivals[-1].at_s)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    at_s: float | None = None
+    cached_tokens: int = 0
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`. Raises ConfigError with the
+    line."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as failure:
+        raise ConfigError(f"can't read {path}: {failure.strerror}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            told = msgspec.json.decode(line, type=_Line)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ConfigError(f"--trace {path}, line {number}: {error}") from None
+        if told.at_s is None or told.at_s < 0:
+            raise ConfigError(f"--trace {path}, line {number}: at_s is {told.at_s}, needed are seconds from 0")
+        if not (1 <= told.input_tokens <= MAX_TOKENS and 1 <= told.output_tokens <= MAX_TOKENS):
+            raise ConfigError(f"--trace {path}, line {number}: tokens must be 1 to {MAX_TOKENS:,}")
+        shared = min(max(0, told.cached_tokens), told.input_tokens - 1)
+        found.append(Arrival(told.at_s, told.input_tokens, told.output_tokens, shared))
+    if len(found) < 2:
+        raise ConfigError(f"--trace {path}: needed are two requests or more")
+    first = min(one.at_s for one in found)
+    moved = [msgspec.structs.replace(one, at_s=one.at_s - first) for one in found]
+    return sorted(moved, key=lambda one: one.at_s)
