@@ -28,6 +28,7 @@ from hitsend.settings_upstreams import UpstreamPrices, UpstreamSettings, VllmSet
 __all__ = [
     "AccessSettings",
     "AdapterSettings",
+    "BatchSettings",
     "CanarySettings",
     "CascadeSettings",
     "ChatSettings",
@@ -174,6 +175,8 @@ class PriceSettings(Section, frozen=True):
     output: Price
     cached_input: Price | None = None
     id: str = "settings"
+    batch_discount: Share = 0.0
+    """What lines of batches cost less, as a share: 0.5 is half the price."""
 
 
 class UsageSettings(Section, frozen=True):
@@ -234,6 +237,23 @@ class ResponsesSettings(Section, frozen=True):
     """Per key; the oldest make room."""
 
 
+class BatchSettings(Section, frozen=True):
+    """Files and batches: many requests as one file, worked off while nobody else needs the engine."""
+
+    max_file_bytes: Positive = 100 * 1024 * 1024
+    """Of one upload. Every started MiB of it may take `access.body_timeout_s`."""
+    max_lines: Positive = 100_000
+    """Of one batch's file. A line may have `access.max_body_bytes`."""
+    stored_bytes: Positive = 1024 * 1024 * 1024
+    """Of all files of one key together, output files included; further uploads are refused."""
+    max_open: Positive = 20
+    """Batches of one key that aren't over."""
+    retention_days: Annotated[int, Meta(ge=2)] = 30
+    """Files, and batches that are over, are deleted after so long."""
+    slots_share: Share = 0.5
+    """Of each engine's slots, the most that lines may have, at least one; they begin only while nobody waits."""
+
+
 class LogSettings(Section, frozen=True):
     """Logs on stderr."""
 
@@ -269,6 +289,7 @@ class Settings(Section, frozen=True):
     record: RecordSettings = RecordSettings()
     slo: SloSettings = SloSettings()
     responses: ResponsesSettings = ResponsesSettings()
+    batches: BatchSettings = BatchSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
     models: tuple[ModelSettings, ...] = ()

@@ -20,6 +20,8 @@ class UpstreamPrices(Section, frozen=True):
     input: Price
     output: Price
     cached_input: Price | None = None
+    batch_discount: Share = 0.0
+    """As in `[[prices]]`."""
 
 
 class UpstreamBase(Section, frozen=True):

@@ -5,7 +5,7 @@ import pytest
 
 from hitsend.core.request import Principal
 from hitsend.serve.api import inspect as pages
-from hitsend.serve.api.openapi import ANSWERS, BODIES, document
+from hitsend.serve.api.openapi import ANSWERS, BODIES, UPLOADS, document
 from hitsend.serve.api.routes import OPEN_TO_ALL, ROUTES
 from tests.edge import Edge
 
@@ -40,7 +40,8 @@ def test_every_route_and_method_is_in_it_with_a_summary(api):
 
 def test_every_route_that_reads_a_body_says_which(api):
     posts = {path for path, handlers in ROUTES.items() if "POST" in handlers}
-    assert posts == set(BODIES)
+    assert posts == {*BODIES, *UPLOADS, "/v1/batches/{id}/cancel"}
+    assert "multipart/form-data" in api["paths"]["/v1/files"]["post"]["requestBody"]["content"]
     for path, struct in BODIES.items():
         schema = resolve(api, api["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"])
         assert schema["additionalProperties"] is False, "as the server does it"

@@ -12,7 +12,10 @@ VERSIONED = re.compile(r"(^|_)[vV]?[2-9]$|[a-z]V[2-9]$|_(new|old)$")
 
 STAGES = ("access", "api", "chat", "engine", "loop", "output", "stream", "usage")
 """The order of the request, as serve/__init__.py tells it."""
-GROUND = {"database": "where holds are taken: after chat, before engine"}
+GROUND = {
+    "database": "where holds are taken: after chat, before engine",
+    "batching": "requests that come from files: each goes through all of the stages",
+}
 
 
 def test_names_say_what_a_thing_is():

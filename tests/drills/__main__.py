@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import itertools
 import sys
 import tempfile
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from hitsend.serve.database.connection import database_url
+from tests.drills.batches import BATCH_POINTS, batch_crash
 from tests.drills.crashes import POINTS, WITH_A_MODEL, Launcher, Tally, crash, launcher
 from tests.drills.outages import outages
 from tests.postgres import Postgres, binaries, postgres, say_missing
@@ -36,6 +38,20 @@ async def crashes(name: str, at: Launcher, new_url: Callable[[], str], times: in
     return faults
 
 
+async def batches(name: str, at: Launcher, new_url: Callable[[], str], times: int) -> int:
+    """Every point of a batch's lines on one kind of database; how many faults. A batch bears only some deaths."""
+    faults = 0
+    for point in BATCH_POINTS:
+        begun, whole = time.monotonic(), Tally()
+        for _ in range(max(1, times // 5)):
+            tally = await batch_crash(at, await asyncio.to_thread(new_url), point, 5)
+            whole.lives, whole.rows = whole.lives + tally.lives, whole.rows + tally.rows
+            whole.faults += tally.faults
+        show(f"{name}, a batch", point, whole, time.monotonic() - begun)
+        faults += len(whole.faults)
+    return faults
+
+
 async def with_a_model(at: Launcher, folder: Path, times: int) -> int:
     """Some rounds with the bundled model and its processes."""
     faults = 0
@@ -51,16 +67,21 @@ async def main(times: int, model_times: int) -> int:
     """Everything; how many faults."""
     print("| database | killed at | lives | rows | result | took |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     async with contextlib.AsyncExitStack() as stack:
+        kinds: list[tuple[str, Callable[[], str]]] = []
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hitsend-drill-")))
-        urls = (database_url(None, folder / str(number)) for number in range(len(POINTS)))
+        urls = (database_url(None, folder / str(number)) for number in itertools.count())
+        kinds.append(("SQLite", lambda: next(urls)))
         work = [crashes("SQLite", await stack.enter_async_context(launcher()), lambda: next(urls), times)]
         if binaries() is None:
             say_missing()
         else:
             server = await stack.enter_async_context(_durable())
+            kinds.append(("PostgreSQL", server.make))
             work.append(crashes("PostgreSQL", await stack.enter_async_context(launcher()), server.make, times))
         faults = sum(await asyncio.gather(*work))
         at = await stack.enter_async_context(launcher())
+        for name, new_url in kinds:
+            faults += await batches(name, at, new_url, times)
         if binaries() is not None:
             begun = time.monotonic()
             url = await asyncio.to_thread(server.make)

@@ -68,9 +68,12 @@ class Launcher:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def start(self, url: str, data: str, point: str | None, *, real: bool = False) -> tuple[int, int]:
+    async def start(
+        self, url: str, data: str, point: str | None, *, real: bool = False, of_batches: int | None = None
+    ) -> tuple[int, int]:
         """Pid and port of a server that is ready."""
-        found = await self._ask({"url": url, "data": data, "point": point, "real": real})
+        order = {"url": url, "data": data, "point": point, "real": real, "of_batches": of_batches}
+        found = await self._ask(order)
         return found["pid"], found["port"]
 
     async def reap(self, pid: int) -> bool:

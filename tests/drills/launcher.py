@@ -5,6 +5,8 @@ from settings to socket, built by `app.built`; what is watched from outside are 
 its flight's events, and the messages that it sends to its socket.
 
     {"url": ..., "data": ..., "point": "hold durable" | null, "real": false}  ->  {"pid": ..., "port": ...}
+
+With "of_batches": n, the point is passed by lines of batches, and the n-th one to pass it takes the server along.
 """
 
 import asyncio
@@ -44,20 +46,30 @@ DOOMED = "doomed-"
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STATEMENTS = {"INSERT INTO holds": "hold", "INSERT INTO ledger": "settlement", "INSERT INTO records": "record"}
+_OF_BATCHES = {"INSERT INTO batch_lines": "answer", "INSERT INTO files": "ending"}
 _EVENTS = {ev.Reserved: "hold acknowledged", ev.Admitted: "admitted", ev.FirstToken: "first token"}
 
 
 class Reaper:
     """Ends this process when the point it waits for is passed by a doomed request."""
 
-    def __init__(self, point: str | None) -> None:
+    def __init__(self, point: str | None, of_batches: int | None = None) -> None:
         self._point = point
+        self._num_left = of_batches or 1
         self._is_near = False
+        self._mark = DOOMED if of_batches is None else "batch_"
+        self._statements = _STATEMENTS if of_batches is None else _STATEMENTS | _OF_BATCHES
         self._written: str | None = None
 
     def tell(self, point: str) -> None:
         if self._is_near and point == self._point:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._num_left -= 1
+            if self._num_left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def arm(self) -> None:
+        """What the last life left has been cleared up."""
+        self._is_near = True
 
     def watch_statements(self) -> None:
         event.listen(Engine, "before_cursor_execute", self._before)
@@ -104,13 +116,19 @@ class Reaper:
         return watched
 
     def _before(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if (name := _written(statement, parameters)) is not None:
+        if (name := self._written_by(statement, parameters)) is not None:
             self.tell(f"{name} unwritten")
 
     def _after(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if (name := _written(statement, parameters)) is not None:
+        if (name := self._written_by(statement, parameters)) is not None:
             self.tell(f"{name} written")
             self._written = name
+
+    def _written_by(self, statement: str, parameters: Any) -> str | None:
+        for begin, name in self._statements.items():
+            if statement.startswith(begin) and self._mark in repr(parameters):
+                return name
+        return None
 
     def _on_commit(self, connection: Any) -> None:
         if self._written is not None:
@@ -120,13 +138,6 @@ class Reaper:
         name, self._written = self._written, None
         if name is not None:
             self.tell(f"{name} durable")
-
-
-def _written(statement: str, parameters: Any) -> str | None:
-    for begin, name in _STATEMENTS.items():
-        if statement.startswith(begin) and DOOMED in repr(parameters):
-            return name
-    return None
 
 
 class _Heard:
@@ -153,14 +164,16 @@ class _Heard:
 async def serve(order: dict[str, Any], say: int) -> None:
     flags = {"usage.url": order["url"], "server.data_dir": order["data"], "usage.hold_lease_s": "2"}
     flags |= {"prices": '[{"model":"*","input":0.45,"output":3.2}]', "engine.context": "512", "engine.num_slots": "4"}
-    flags |= {"engine.alias": "scripted"}
-    reaper = Reaper(order["point"])
+    flags |= {"engine.alias": "scripted", "batches.slots_share": "0.035"}  # two lines at a time
+    reaper = Reaper(order["point"], order.get("of_batches"))
     reaper.watch_statements()
     start = start_children if order["real"] else scripted(reaper.tell)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         async with built(load(flags=flags).settings, start) as whole:
+            if order.get("of_batches"):
+                reaper.arm()
             services = msgspec.structs.replace(whole, pipeline=reaper.pipeline(whole.pipeline))
             app = reaper.watching(Routes(services))
             config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", access_log=False, log_config=None)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from hitsend.serve.database.connection import database_url
+from tests.drills.batches import BATCH_POINTS, NUM_LINES, batch_crash, judge_batch, line
 from tests.drills.crashes import BILLED, NOTHING, POINTS, RECOVERED, crash, judge, launcher
 from tests.drills.outages import outages
 from tests.postgres import binaries, postgres, say_missing
@@ -33,6 +34,22 @@ async def test_killed_at_every_point_on_postgresql(durable):
         for point in POINTS:
             tally = await crash(at, await asyncio.to_thread(durable.make), point, 1)
             assert (tally.faults, tally.lives) == ([], 1), point
+
+
+async def test_killed_while_a_batch_runs_on_sqlite(tmp_path):
+    async with launcher() as at:
+        for number, point in enumerate(BATCH_POINTS[1::2]):
+            tally = await batch_crash(at, database_url(None, tmp_path / str(number)), point, 2)
+            assert tally.faults == [], point
+            assert tally.lives >= 1, point
+
+
+async def test_killed_while_a_batch_runs_on_postgresql(durable):
+    async with launcher() as at:
+        for point in ("settlement durable", "ending durable"):
+            tally = await batch_crash(at, await asyncio.to_thread(durable.make), point, 2)
+            assert tally.faults == [], point
+            assert tally.lives >= 1, point
 
 
 async def test_postgresql_shut_down_at_once_while_requests_settle(durable):
@@ -70,3 +87,26 @@ ROW |= {"cost_microusd": 95, "is_estimate": False, "price_input_picousd": 450_00
 def test_the_judge_sees_every_fault(rows, holds, ending):
     assert judge([ROW], 0, {"a": {BILLED}}) == []
     assert judge(rows, holds, {"a": {ending}}) != []
+
+
+GOOD = {"status": "completed", "request_counts": {"total": NUM_LINES, "completed": NUM_LINES - 1, "failed": 1}}
+ANSWERS = [[line(number) for number in range(1, NUM_LINES)], [line(NUM_LINES)]]
+BILLED_ROWS = [{"request_id": f"batch_a-{number}", "cost_microusd": 95} for number in range(1, NUM_LINES)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "answers", "rows", "holds"),
+    [
+        (GOOD | {"status": "expired"}, ANSWERS, BILLED_ROWS, 0),
+        (GOOD | {"request_counts": {"total": NUM_LINES, "completed": NUM_LINES, "failed": 0}}, ANSWERS, BILLED_ROWS, 0),
+        (GOOD, [ANSWERS[0][1:], ANSWERS[1]], BILLED_ROWS, 0),
+        (GOOD, [[ANSWERS[0][0], *ANSWERS[0]], ANSWERS[1]], BILLED_ROWS, 0),
+        (GOOD, ANSWERS, BILLED_ROWS[1:], 0),
+        (GOOD, ANSWERS, [*BILLED_ROWS, BILLED_ROWS[0] | {"request_id": "batch_a-1-2"}], 0),
+        (GOOD, ANSWERS, BILLED_ROWS, 1),
+    ],
+)
+def test_the_judge_of_batches_sees_every_fault(batch, answers, rows, holds):
+    repeat = {"request_id": "batch_a-1-2", "cost_microusd": 0}
+    assert judge_batch(GOOD, ANSWERS, [*BILLED_ROWS, repeat], 0) == []
+    assert judge_batch(batch, answers, rows, holds) != []

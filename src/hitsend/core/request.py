@@ -17,6 +17,10 @@ Role = Literal["admin", "reader", "caller"]
 """admin: everything. reader: everything that only looks, of everybody. caller: its own requests."""
 
 
+IDLE_TIER = 10
+"""Below all tiers that callers can have: work for when nobody else wants anything, the lines of batches."""
+
+
 class Principal(msgspec.Struct, frozen=True):
     """Who is calling. `key_id` is None for the anonymous local principal; for a caller known by a JWT it is made from
     the token's issuer and subject (`jwt_…`), so that what it did is its own.

@@ -26,8 +26,9 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import ServedModel, Services
+from hitsend.serve.api.services import BatchServices, ServedModel, Services
 from hitsend.serve.aside import Asides
+from hitsend.serve.batching.start import batch_runner
 from hitsend.serve.cascade import Scorers
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
@@ -139,13 +140,12 @@ async def built(
         )
         routing = _routing(settings, stages, flights)
         stack.push_async_callback(routing.asides.stop)
-        pool = None if started.pools is None else started.pools.pool
-        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=pool)
+        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=started.pool)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(
             clock, started.embedder, stages.prices, stages.ledger, stages.quota, started.upstreams.embedders
         )
-        yield _services(
+        services = _services(
             settings,
             stages,
             stores,
@@ -155,6 +155,11 @@ async def built(
             dry_runs=DryRuns(routing, rates, settings.engine.reserve_tokens),
             counters=counters if shared is None else None,
         )
+        runner = batch_runner(settings, services, stages, embedding, stores, is_shared=shared is not None)
+        runner.start()
+        stack.push_async_callback(runner.stop)
+        kept = BatchServices(stores.files, stores.batches, runner.wake)
+        yield msgspec.structs.replace(services, batches=kept)
 
 
 def _stages(settings: Settings, clock: SystemClock, started: Children, stores: Stores, shared: Shared | None) -> Stages:

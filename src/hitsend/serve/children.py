@@ -22,6 +22,7 @@ from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
+from hitsend.serve.engine.pooled import ModelPool
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.tuned import laid_out
@@ -58,6 +59,11 @@ class Children:
         if self.found is not None and self.engine is not None:
             own = (LocalModel(self.found, (self.found.name,), self.text, self.engine, self.adapters),)
         return (*own, *(self.pools.models if self.pools is not None else ()))
+
+    @property
+    def pool(self) -> ModelPool | None:
+        """Those of them that come and go."""
+        return None if self.pools is None else self.pools.pool
 
     @property
     def engines(self) -> dict[str, Engine]:

@@ -7,6 +7,7 @@ database last. Next: `upstreams.py`.
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hitsend.core.clock import Clock
@@ -20,6 +21,8 @@ from hitsend.serve.api.services import Administration
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.watch import DatabaseWatch
 from hitsend.serve.database.writer import Writer
+from hitsend.serve.usage.batches import BatchStore
+from hitsend.serve.usage.files import FileStore
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.ledger import Ledger
 from hitsend.serve.usage.records import RecordStore
@@ -44,6 +47,8 @@ class Stores:
     admin: Administration
     quota: "MemoryQuota | ValkeyQuota"
     idempotency: IdempotencyStore
+    files: FileStore
+    batches: BatchStore
 
 
 async def open_stores(settings: Settings, clock: Clock, stack: AsyncExitStack) -> Stores:
@@ -71,6 +76,9 @@ async def open_stores(settings: Settings, clock: Clock, stack: AsyncExitStack) -
     idempotency = IdempotencyStore(writer, clock, settings.usage, ledger.owner)
     idempotency.start()
     stack.push_async_callback(idempotency.stop)
+    files = FileStore(database, writer, clock, settings.batches, Path(settings.server.data_dir) / "files")
+    files.start()
+    stack.push_async_callback(files.stop)
     return Stores(
         database,
         writer,
@@ -81,6 +89,8 @@ async def open_stores(settings: Settings, clock: Clock, stack: AsyncExitStack) -
         Administration(keys, PrincipalStore(database, clock), auth.refresh),
         quota=await _open_quota(settings, clock, Spending(database), stack),
         idempotency=idempotency,
+        files=files,
+        batches=BatchStore(database, writer, clock, settings.batches, settings.usage.hold_lease_s),
     )
 
 

@@ -227,4 +227,7 @@ def _prices(one: UpstreamBase, model: str) -> list[PriceSettings]:
     if one.prices is None:
         return []
     found = one.prices
-    return [PriceSettings(model, found.input, found.output, found.cached_input, id=f"engines.{one.name}")]
+    own = f"engines.{one.name}"
+    return [
+        PriceSettings(model, found.input, found.output, found.cached_input, id=own, batch_discount=found.batch_discount)
+    ]

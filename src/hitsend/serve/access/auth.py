@@ -14,6 +14,8 @@ import logging
 import time
 from typing import Protocol
 
+import msgspec
+
 from hitsend.core.errors import InvalidApiKey, StorageFailed
 from hitsend.core.request import Principal
 from hitsend.serve.access.keys import StoredKey, digest, id_of, make_salt
@@ -114,9 +116,20 @@ class Authenticator:
             raise InvalidApiKey(_WRONG)
         return principal
 
+    def standing(self, caller: Principal) -> Principal | None:
+        """What somebody who was known before may do now; None: nothing any more. For work that goes on without them."""
+        if caller.key_id is None:
+            return None if self._are_keys_required else self._anonymous
+        if self._tokens is not None and caller.key_id.startswith("jwt_"):
+            now = self._directory.compose(Names(caller.user, caller.app, caller.org), role=caller.role)
+            return None if now is None else msgspec.structs.replace(now, key_id=caller.key_id, name=caller.name)
+        return self._in_force(self._keys.get(caller.key_id), self._store.clock.wall())
+
     def _of_key(self, presented: str) -> Principal | None:
         now = self._store.clock.wall()
-        key = self._matching(presented, now)
+        return self._in_force(self._matching(presented, now), now)
+
+    def _in_force(self, key: StoredKey | None, now: float) -> Principal | None:
         if key is None or (key.expires_at is not None and key.expires_at <= now):
             return None
         if key.key_id not in self._principals:

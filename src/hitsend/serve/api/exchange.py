@@ -24,6 +24,8 @@ from hitsend.serve.stream.deliver import Header, Message, Receive, Send
 
 Scope = dict[str, Any]
 
+OF_BATCHES = "batch_"
+"""Ids of batches' lines begin so. Nobody may use one before its line does: that would look like a line done before."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _JSON: Header = (b"content-type", b"application/json")
 
@@ -38,11 +40,12 @@ class RequestIds:
         self._given: OrderedDict[str, None] = OrderedDict()
 
     def choose(self, asked: list[bytes]) -> str:
-        """The client's own id when it sent one good one; a repeated one (a retry) gets a suffix. Else a new one."""
+        """The client's own id when it sent one good one; else a new one. One that was used (a retry), or could be a
+        line's, gets a suffix."""
         if len(asked) != 1 or not _REQUEST_ID.fullmatch(asked[0]):
             return f"req_{IDS.take(12)}"
         chosen = asked[0].decode()
-        if chosen in self._given:
+        if chosen in self._given or chosen.startswith(OF_BATCHES):
             chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"
         self.remember(chosen)
         self._on_given(chosen)

@@ -25,6 +25,8 @@ from hitsend.serve.api.admin_bodies import (
     UserBody,
 )
 from hitsend.serve.api.admin_books import DEFAULT_ROWS, MAX_ROWS, MAX_SEQ
+from hitsend.serve.api.batches import MAX_LISTED as MAX_BATCHES
+from hitsend.serve.api.batches import BatchBody
 from hitsend.serve.api.chat_request import ChatBody
 from hitsend.serve.api.chat_response import ChatCompletion, Chunk
 from hitsend.serve.api.completion_request import CompletionBody
@@ -32,6 +34,7 @@ from hitsend.serve.api.completions import TextCompletion
 from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
 from hitsend.serve.api.errors import ErrorBody
 from hitsend.serve.api.exchange import Exchange
+from hitsend.serve.api.files import MAX_LISTED as MAX_FILES
 from hitsend.serve.api.idempotent import KEYED_ROUTES, MAX_CHARS
 from hitsend.serve.api.inspect_search import MAX_MICROUSD, MAX_MS, MAX_WORDS
 from hitsend.serve.api.live import MAX_FRAMES
@@ -47,6 +50,7 @@ from hitsend.serve.usage.statement import By
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 BODIES: dict[str, type[msgspec.Struct]] = {
+    "/v1/batches": BatchBody,
     "/v1/chat/completions": ChatBody,
     "/v1/chat/completions/input_tokens": ChatBody,
     "/v1/chat/completions/render": ChatBody,
@@ -123,11 +127,33 @@ _FILTERS: dict[str, dict[str, Any]] = {
     "before": {"type": "string", "description": "The `next_before` of the page before."},
 }
 
+_ID = {"type": "string"}
+UPLOADS: dict[str, dict[str, Any]] = {
+    "/v1/files": {
+        "type": "object",
+        "properties": {
+            "purpose": {"type": "string", "enum": ["batch"]},
+            "file": {"type": "string", "format": "binary"},
+            "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+            "expires_after[seconds]": {"type": "integer", "minimum": 3600},
+        },
+        "required": ["purpose", "file"],
+    }
+}
+"""The forms of routes that read `multipart/form-data`."""
+
 QUERIES: dict[str, dict[str, dict[str, Any]]] = {
     "/inspect/live": {"frames": {"type": "integer", "minimum": 1, "maximum": MAX_FRAMES}},
     "/inspect/percentiles": _FILTERS,
     "/inspect/requests": {"limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}, **_FILTERS},
     "/inspect/usage": {"by": {"type": "string", "enum": [*get_args(By)], "default": "day"}, **_DAYS},
+    "/v1/files": {
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_FILES, "default": MAX_FILES},
+        "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+        "after": _ID,
+        "purpose": {"type": "string"},
+    },
+    "/v1/batches": {"limit": {"type": "integer", "minimum": 1, "maximum": MAX_BATCHES, "default": 20}, "after": _ID},
     "/admin/usage": {"by": {"type": "string", "enum": [*get_args(By)], "default": "key"}, **_DAYS},
     "/admin/ledger": {
         **_DAYS,
@@ -144,6 +170,7 @@ PAGES: dict[str, str] = {
     "/inspect/live": "text/event-stream",
     "/inspect/web/{id}": "*/*",
     "/metrics": "text/plain",
+    "/v1/files/{id}/content": "application/octet-stream",
 }
 """Routes that don't answer JSON."""
 
@@ -214,7 +241,11 @@ def _operation(path: str, method: str, handler: Callable[..., Any]) -> dict[str,
     if body is not None:
         content = {"application/json": {"schema": {"$ref": _PLACE.format(name=body.__name__)}}}
         operation["requestBody"] = {"required": True, "content": content}
-    parameters = [{"name": name, "in": "query", "schema": kind} for name, kind in QUERIES.get(path, {}).items()]
+    if method == "POST" and path in UPLOADS:
+        form = {"multipart/form-data": {"schema": UPLOADS[path]}}
+        operation["requestBody"] = {"required": True, "content": form}
+    asked = {} if method == "POST" else QUERIES.get(path, {})
+    parameters = [{"name": name, "in": "query", "schema": kind} for name, kind in asked.items()]
     if path in KEYED_ROUTES:
         parameters.append({"name": "Idempotency-Key", "in": "header", "schema": _KEY})
     if parameters:

@@ -22,7 +22,9 @@ from hitsend.serve.access.store import KeyStore
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.estimate import Estimate
 from hitsend.serve.explain import Explanation
+from hitsend.serve.usage.batches import BatchStore
 from hitsend.serve.usage.books import Books
+from hitsend.serve.usage.files import FileStore
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
 from hitsend.settings import AccessSettings, ServerSettings, StreamSettings
@@ -166,6 +168,14 @@ class Administration(msgspec.Struct, frozen=True):
     refresh: Callable[[], Awaitable[None]]
 
 
+class BatchServices(msgspec.Struct, frozen=True):
+    """Files and batches; `wake` tells this process that there is something to do."""
+
+    files: FileStore
+    batches: BatchStore
+    wake: Callable[[], None]
+
+
 class Health(msgspec.Struct, frozen=True):
     """`is_healthy`: the engine makes progress or has nothing to do. `is_ready`: a request sent now would be served."""
 
@@ -198,7 +208,8 @@ class Services(msgspec.Struct, frozen=True):
     """Everything behind the routes. `observe_http(route, status, seconds)`: route is a template, never a raw path.
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
-    where no ledger is to be seen, `idempotency` where no answers are kept for keys. `suited`: the request as this
+    where no ledger is to be seen, `idempotency` where no answers are kept for keys, `batches` where no files are.
+    `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
     looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
     brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
@@ -234,3 +245,4 @@ class Services(msgspec.Struct, frozen=True):
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
     explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain
     embedding_models_elsewhere: tuple[ServedModel, ...] = ()
+    batches: BatchServices | None = None

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SCHEMA_HEAD = "0005"
+SCHEMA_HEAD = "0006"
 """The newest migration. A start-up that finds it in the database never loads alembic (a test keeps it true)."""
 
 FILE_NAME = "hitsend.sqlite3"

@@ -204,3 +204,58 @@ IDEMPOTENCY = Table(
 )
 """`scope` is the caller's key id; `status` is null while the first request runs; `body` is deflated with zlib, and null
 when the answer was too large to keep; `num_bytes` is its size as stored."""
+
+FILES = Table(
+    "files",
+    METADATA,
+    Column("file_id", String(40), primary_key=True),
+    Column("key_id", String(64)),
+    Column("purpose", String(16), nullable=False),
+    Column("file_name", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+    Column("expires_at", Double, nullable=False, index=True),
+    Index("ix_files_key_id_created_at", "key_id", "created_at"),
+)
+"""What is in `DATA_DIR/files`, under `file_id`; `file_name` is only what its owner calls it, never a path."""
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("batch_id", String(40), primary_key=True),
+    Column("key_id", String(64)),
+    Column("caller", LargeBinary, nullable=False),
+    Column("endpoint", String(32), nullable=False),
+    Column("input_file_id", String(40), nullable=False),
+    Column("output_file_id", String(40)),
+    Column("error_file_id", String(40)),
+    Column("status", String(16), nullable=False, index=True),
+    Column("labels", Text, nullable=False),
+    Column("faults", Text, nullable=False),
+    Column("num_lines", BigInteger, nullable=False),
+    Column("num_completed", BigInteger, nullable=False),
+    Column("num_failed", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+    Column("expires_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("completed_at", Double),
+    Column("failed_at", Double),
+    Column("expired_at", Double),
+    Column("cancelling_at", Double),
+    Column("cancelled_at", Double),
+    Column("owner", Text),
+    Column("lease_until", Double, nullable=False),
+)
+"""`caller` is who made it, as JSON (what it may do is looked up anew); `labels` and `faults` are JSON; `owner` is the
+process that runs it until `lease_until`."""
+
+BATCH_LINES = Table(
+    "batch_lines",
+    METADATA,
+    Column("batch_id", String(40), primary_key=True),
+    Column("line_number", BigInteger, primary_key=True),
+    Column("is_failed", Boolean, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Lines that are done, until their batch is: `body` is the line of the output or error file, deflated with zlib."""

@@ -7,6 +7,7 @@ waits has none; a plan never has more tokens than its budget. Next: `scheduler.p
 import msgspec
 
 from hitsend.core.lifecycle import State
+from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.pace import LONG_TOKENS, Pace
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.queue import WaitingQueue
@@ -17,6 +18,9 @@ from hitsend.serve.loop.shares import Shares
 CHUNK_STEP = 64
 """Chunks of a prompt end at multiples of this: libllama's attention works in tiles of as many tokens, and a prompt
 whose cuts depended on its neighbours would have other last bits beside them than alone (see `engine/calls.py`)."""
+
+YIELD_S = 60.0
+"""For so long the prompts of idle work make way for all others; nothing starves."""
 
 KEPT_SHARE = 4
 """One slot, and one cell, in so many is kept free of tenants that are over their share: a newcomer finds a place."""
@@ -158,9 +162,11 @@ class Roster:
         return sequence.arrival in self._long or sequence.num_pending_tokens > LONG_TOKENS
 
     def order(self, sequence: Sequence, at: float) -> tuple[tuple[float, ...], float]:
-        """Prompts go by what each tenant had lately, and within a tenant by when they are due."""
+        """Prompts go by what each tenant had lately, and within a tenant by when they are due; for a while, idle work
+        comes after all others."""
         due_at = self.pace.due_at(sequence.arrived_at, sequence.num_pending_tokens, at)
-        return self.shares.order(sequence.path, at), due_at
+        yields = sequence.tier >= IDLE_TIER and at - sequence.arrived_at < YIELD_S
+        return (float(yields), *self.shares.order(sequence.path, at)), due_at
 
     def is_over(self, sequence: Sequence, at: float) -> bool:
         """Whether its tenant had more than its share lately, while others want theirs."""
@@ -182,6 +188,12 @@ class StepPlan:
         self.is_for_others = False
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
+
+    @property
+    def num_idle_tokens(self) -> int:
+        """Prompt tokens of idle work in it."""
+        idle = (share for share in self.shares if share.sequence.tier >= IDLE_TIER and not share.is_decode)
+        return sum(share.num_tokens for share in idle)
 
     def share(self, sequence: Sequence, num_tokens: int) -> None:
         """Give it that many tokens of the budget, if any."""

@@ -16,8 +16,8 @@ and who runs, and adds shares to the plan until its tokens are spent:
    short prompt needn't wait for the end of a long one.
 6. `share_with_prefills`     the next chunk of prompts (or of what a preemption dropped), of whoever had least lately
    first, then by when they are due; those over their share compute a small part of the budget per step, so that nobody
-   waits for a long one. Of several choices of one prompt one computes it; those that have a place by its end get a copy
-   (see `step.py`).
+   waits for a long one, and idle work (lines of batches) no more than `IDLE_TOKENS`. Of several choices of one prompt
+   one computes it; those that have a place by its end get a copy (see `step.py`).
 7. `admit_waiting`           the head of the queue, if it can begin now and its known tokens and a reserve fit. Nobody
    overtakes a head that doesn't fit yet. The last free slots aren't for those over their share.
 
@@ -29,11 +29,15 @@ from collections.abc import Callable
 from itertools import chain
 
 from hitsend.core.lifecycle import State
+from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
 PREFILL_SHARE = 8
 """One part in so many of the budget is kept for prompts when decodes alone could fill it."""
+
+IDLE_TOKENS = 2 * CHUNK_STEP
+"""Of idle work's prompts in one step: whoever comes meanwhile waits for a short step, not for a full one."""
 
 
 def bring_prefixes(roster: Roster, plan: StepPlan) -> None:
@@ -183,6 +187,8 @@ def _chunk(roster: Roster, plan: StepPlan, sequence: Sequence) -> int:
         so_far = sum(share.num_tokens for share in plan.shares if not share.is_decode)
         left = min(left, max(0, plan.budget // PREFILL_SHARE - so_far))
         left = left or int(so_far == 0 and min(plan.tokens_left, plan.prompts_left) > 0)
+    if sequence.tier >= IDLE_TIER:
+        left = min(left, max(0, IDLE_TOKENS - plan.num_idle_tokens))
     if sequence.is_scoring:
         left = min(left, max(0, plan.scores_left))
     return min(

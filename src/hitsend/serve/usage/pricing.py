@@ -118,9 +118,20 @@ class PriceBook:
         now: Callable[[], float] = time.time,
         elsewhere: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
-        self._settings = {entry.model.casefold(): _from_settings(entry) for entry in settings}
+        entries = {entry.model.casefold(): entry for entry in settings}
+        self._settings = {name: _from_settings(entry) for name, entry in entries.items()}
+        self._discounts = {name: entry.batch_discount for name, entry in entries.items() if entry.batch_discount}
         self._elsewhere = elsewhere or {}
         self._now = now
+
+    def of_batches(self) -> "PriceBook":
+        """The same book for lines of batches: those prices lowered that have a discount for them."""
+        book = PriceBook(now=self._now, elsewhere=self._elsewhere)
+        book._settings = {
+            name: _discounted(price, self._discounts[name]) if name in self._discounts else price
+            for name, price in self._settings.items()
+        }
+        return book
 
     def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:
         """The price in force on that UTC day (today), for an engine of this kind.
@@ -144,6 +155,14 @@ class PriceBook:
             f"prices: no price for the model {model!r} on {day}, which does not run on this machine; "
             f'add [[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
         )
+
+
+class Unbilled(PriceBook):
+    """For work that was paid for before and has to be done once more: nothing costs anything."""
+
+    def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:  # noqa: ARG002  # as above
+        """Zero, under an id that says why."""
+        return Price(id="batch-repeat", input_picousd=0, output_picousd=0)
 
 
 def picousd_per_token(usd_per_million: float | str, field: str) -> int:
@@ -187,6 +206,18 @@ def _from_settings(entry: PriceSettings) -> Price:
         input_picousd=picousd_per_token(entry.input, f"{field}.input"),
         output_picousd=picousd_per_token(entry.output, f"{field}.output"),
         cached_input_picousd=None if cached is None else picousd_per_token(cached, f"{field}.cached_input"),
+    )
+
+
+def _discounted(price: Price, share: float) -> Price:
+    """Rounded down to whole pico-dollars; the share counts with four decimals."""
+    left = 10_000 - round(share * 10_000)
+    cached = price.cached_input_picousd
+    return Price(
+        id=f"{price.id}-batch",
+        input_picousd=price.input_picousd * left // 10_000,
+        output_picousd=price.output_picousd * left // 10_000,
+        cached_input_picousd=None if cached is None else cached * left // 10_000,
     )
 
 
