@@ -151,6 +151,8 @@ class FakeDecoder:
         """Fill an empty slot with what was saved."""
         if self.slots[slot]:
             raise FakeMisused(f"slot {slot} still holds {len(self.slots[slot])} tokens")
+        if self.cells_filled + saved.size // 4 - 1 > self.num_cells:
+            raise FakeMisused(f"{saved.size // 4 - 1} cells more than {self.cells_filled}, {self.num_cells} there")
         *self.slots[slot], number = saved.view(np.int32).tolist()
         self.adapter_of[slot] = sorted(self.adapter_names)[number - 1] if number else None
 

@@ -70,6 +70,11 @@ class CellPool:
         """Free cells that hold nothing."""
         return self.num_free_cells - self.num_kept_cells
 
+    @property
+    def num_unfilled_cells(self) -> int:
+        """Cells that hold nothing, whoever's they are."""
+        return self.num_cells - self.num_kept_cells - sum(self._filled.values())
+
     def free_slots(self) -> tuple[int, ...]:
         """All that nobody holds, kept ones too."""
         return tuple(self._free_slots)

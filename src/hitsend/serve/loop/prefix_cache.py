@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from hitsend.serve.loop.decoder import Decoder
+    from hitsend.serve.loop.roster import LoopLimits
     from hitsend.serve.loop.sequence import Sequence as Running
 
 HALF_LIFE_S = 600.0
@@ -284,6 +286,19 @@ class PrefixCache:
                 child.tokens = np.concatenate([node.tokens, child.tokens])
                 child.parent = node.parent
                 node.parent.children[int(child.tokens[0])] = child
+
+
+def cache_for(decoder: "Decoder", limits: "LoopLimits") -> PrefixCache | None:
+    """As the settings want it."""
+    if not limits.prefix_cache_bytes:
+        return None
+    rules = CacheRules(
+        max_bytes=limits.prefix_cache_bytes,
+        step=limits.prefix_step,
+        is_whole=not decoder.can_go_back,
+        takes_inexact=limits.prefix_answers,
+    )
+    return PrefixCache(rules)
 
 
 def ids(tokens: Sequence[int]) -> Ids:

@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
+from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.costs import Costs
 from hitsend.serve.loop.decoder import Decoder
 from hitsend.serve.loop.entries import entry_left_by, entry_of_runner
 from hitsend.serve.loop.kv import AccountingBroken, CellPool
 from hitsend.serve.loop.messages import WasMatched
-from hitsend.serve.loop.prefix_cache import CacheRules, Entry, Found, PrefixCache, Source
+from hitsend.serve.loop.prefix_cache import Entry, Found, PrefixCache, Source
 from hitsend.serve.loop.sequence import Sequence
 
 if TYPE_CHECKING:
-    from hitsend.serve.loop.roster import LoopLimits, Share
+    from hitsend.serve.loop.roster import Share
 
 
 class Seats:
@@ -201,7 +202,8 @@ class Seats:
             return Found(0)
         found = self.cache.find(sequence.cache_salt, sequence.known_ids)
         ahead = found.ahead.entry.owner if found.ahead is not None else None
-        if ahead is not None and (ahead is sequence or ahead.waits_for_other or ahead.is_paused):
+        is_slow = ahead is not None and ahead.tier >= IDLE_TIER > sequence.tier  # idle work makes way, its prompts too
+        if ahead is not None and (ahead is sequence or ahead.waits_for_other or ahead.is_paused or is_slow):
             found = found._replace(ahead=None)
         return found
 
@@ -237,7 +239,7 @@ class Seats:
     def _bring(self, sequence: Sequence, slot: int, found: Found, at: float) -> None:
         """Copy what is ready into its empty slot."""
         source, cache = found.ready, self.cache
-        if source is None or cache is None or source.entry not in cache:
+        if source is None or cache is None or not self._is_room_for(source.entry, at):
             self._tell(sequence, found, None, "", at)
             return
         entry = source.entry
@@ -251,6 +253,14 @@ class Seats:
         cache.use(entry, at)
         self._filled(sequence, slot, source.num_tokens)
         self._tell(sequence, found, source, kind, at)
+
+    def _is_room_for(self, entry: Entry, at: float) -> bool:
+        """Whether it is still there and can be brought: saved bytes come whole, however few of them are of use."""
+        kv, lacking = self.kv, 0 if entry.slot is not None else len(entry.tokens) - self.kv.num_unfilled_cells
+        if 0 < lacking <= kv.num_kept_cells:
+            self._make_room(kv.num_empty_cells + lacking, None, at)
+        is_room = entry.slot is not None or kv.num_unfilled_cells >= len(entry.tokens)
+        return is_room and self.cache is not None and entry in self.cache
 
     def _bytes_of(self, entry: Entry, at: float) -> NDArray[np.uint8]:
         if entry.saved is not None:
@@ -275,10 +285,12 @@ class Seats:
         sequence.num_computed_tokens = num_tokens
 
     def _tell(self, sequence: Sequence, found: Found, source: Source | None, kind: str, at: float) -> None:
-        """Once per sequence: what a preempted one finds again is nobody's saving."""
+        """Once per sequence: what a preempted one finds again is nobody's saving, whoever computed it for it."""
         if sequence.has_looked or not self._may_use(sequence):
             return
         sequence.has_looked = True
+        if sequence.num_output_tokens or sequence.num_prompt_tokens_computed:
+            return
         count = source.num_tokens if source is not None else 0
         sequence.num_cached_tokens = min(count, sequence.num_prompt_tokens)
         where = found.difference
@@ -375,16 +387,3 @@ class Seats:
         saved = self._decoder.save(slot)
         self.costs.saved(num_tokens, saved.nbytes, self._clock.now() - begin)
         return saved
-
-
-def cache_for(decoder: Decoder, limits: "LoopLimits") -> PrefixCache | None:
-    """As the settings want it."""
-    if not limits.prefix_cache_bytes:
-        return None
-    rules = CacheRules(
-        max_bytes=limits.prefix_cache_bytes,
-        step=limits.prefix_step,
-        is_whole=not decoder.can_go_back,
-        takes_inexact=limits.prefix_answers,
-    )
-    return PrefixCache(rules)

@@ -201,8 +201,9 @@ class Sequence:
         self.num_computed_tokens = 0
 
     def computed(self, num_tokens: int, step: int) -> None:
-        """So many more of its known tokens are in the cache."""
-        is_prompt = self.num_computed_tokens < self.num_prompt_tokens
+        """So many more of its known tokens are in the cache. Of who has output, the prompt was computed before: by
+        itself, or by the sibling that gave it a copy."""
+        is_prompt = self.num_computed_tokens < self.num_prompt_tokens and not self.num_output_tokens
         self.num_computed_tokens += num_tokens
         if is_prompt:
             prompt_tokens = min(self.num_computed_tokens, self.num_prompt_tokens) - self.num_cached_tokens

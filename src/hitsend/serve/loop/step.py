@@ -46,11 +46,12 @@ from hitsend.serve.loop.messages import (
     WasQueued,
     refused,
 )
+from hitsend.serve.loop.prefix_cache import cache_for
 from hitsend.serve.loop.prompt_scores import PromptScores, take_scores
 from hitsend.serve.loop.roster import LoopLimits, Roster, Share, StepPlan
 from hitsend.serve.loop.sampler import sample
 from hitsend.serve.loop.scheduler import schedule
-from hitsend.serve.loop.seats import Seats, cache_for
+from hitsend.serve.loop.seats import Seats
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.shares import path_of
 from hitsend.serve.loop.verify import Speculator

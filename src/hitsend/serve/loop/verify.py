@@ -95,7 +95,7 @@ class Speculator:
         costs = self._costs if len(shares) > 1 else self._alone
         if not costs.is_known or not any(chances):
             return shares
-        cells = kv.num_free_cells
+        cells = kv.num_empty_cells  # what is kept for others lies in the other free ones
         most = [min(MAX_DRAFT, cells, num_tokens, _room(sequence, kv)) for sequence in sequences]
         lengths = draft_lengths(chances, most, costs, self.proposer.seconds)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]
