@@ -102,10 +102,11 @@ class DraftModel:
             mirror.note(drafted.accepted, int(drafted.accepted < drafted.proposed))
 
     def _propose(self, mirrors: list[_Mirror], length: int) -> dict[int, tuple[int, ...]]:
+        for mirror in self._mirrors.values():  # of those without a turn, too: all share the cells
+            self._agree(mirror)
         room = min(CATCH_UP, self._decoder.max_batch_tokens)
         ready: list[tuple[_Mirror, list[int]]] = []
         for mirror in sorted(mirrors, key=lambda each: each.sequence.num_pending_tokens):
-            self._agree(mirror)
             missing = mirror.sequence.token_ids[mirror.num_known :]
             if len(missing) <= room:
                 ready.append((mirror, missing))
