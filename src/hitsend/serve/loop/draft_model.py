@@ -86,8 +86,8 @@ class DraftModel:
         try:
             drafts = self._propose(mirrors, length)
         except DecoderFailed:
-            for mirror in mirrors:
-                self._forget(mirror.sequence.arrival)
+            for arrival in list(self._mirrors):  # all: what is left of whose wrong guesses is not known
+                self._forget(arrival)
             drafts = {}
         return [drafts.get(sequence.arrival, ()) for sequence in sequences]
 
