@@ -33,7 +33,7 @@ from hitsend.serve.candidates import able_request, facts_of, targets_of
 from hitsend.serve.cascade import Draft, Scorers, Verdict
 from hitsend.serve.engine.router import Decision, Moment, Observed, decide, share_of
 from hitsend.serve.engine.targets import Comparison, Targets
-from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, started, warnings_of
+from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, run, started, warnings_of
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest
@@ -80,6 +80,13 @@ class _Answer:
     started: Started
     deltas: AsyncGenerator[Delta]
     warnings: tuple[str, ...]
+
+
+def run_named(routing: Routing, request: Request, flight: Flight) -> AsyncGenerator[Started | Delta | Completed]:
+    """Live through one request, whether its model's name is a route's or an engine's. Raises as `run` does."""
+    if request.model in routing.targets.routes:
+        return run_routed(request, flight, routing)
+    return run(request, flight, routing.stages.of(request.model))
 
 
 async def run_routed(request: Request, flight: Flight, routing: Routing) -> AsyncGenerator[Started | Delta | Completed]:
