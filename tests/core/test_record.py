@@ -7,7 +7,8 @@ from hitsend.core.drafts import Drafted
 from hitsend.core.errors import ClientGone, EngineFailed
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
-from hitsend.core.request import Delta, SamplingParams, ToolCallDelta
+from hitsend.core.request import Delta, SamplingParams, TextLogprob, ToolCallDelta
+from hitsend.core.route_events import Abandoned
 
 
 class HandClock:
@@ -149,3 +150,19 @@ def test_drafts_are_told_by_position_and_their_tokens_came_at_once() -> None:
     kept = [event["drafts"] for event in shown["events"] if event["type"] == "step"]
     assert [list(drafts) for drafts in kept] == [[], [], [{"choice": 0, "proposed": 4, "accepted": 2}]]
     assert flight.token_gaps_s == pytest.approx([0.010, 0.010, 0.0, 0.0, 0.010])
+
+
+def test_nothing_of_an_answer_that_was_given_up_is_captured_as_the_answer() -> None:
+    clock = HandClock()
+    flight = Flight("req_1", clock, keep_text=True)
+    flight.record(ev.Step(1, 100.0, 100.010, 5, 0, 5, 0, 1))
+    for text, token in (("draft", 7), ("final", 8)):
+        flight.capture_tokens(0, (token,))
+        flight.capture_output(Delta(0, text, logprobs=(TextLogprob(text, -1.0, ()),)))
+        if text == "draft":
+            flight.record(Abandoned(100.020, "e", "m", "rejected", "the draft was rejected"))
+            assert flight.last_step is None, "the next engine counts its own steps"
+    shown = flight.snapshot()
+    assert shown["output_text"] == {"0": "final"}
+    assert shown["output_token_ids"] == {"0": [8]}
+    assert [token["token"] for token in shown["output_tokens"]["0"]] == ["final"]

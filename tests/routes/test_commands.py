@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from hitsend.cli import CallFailed, routes
 from hitsend.core.errors import ConfigError
+from hitsend.core.request import Usage
 from hitsend.serve.engine.calibrate import Labelled, calibrate
+from hitsend.serve.usage.pricing import PriceBook, cost_microusd
 from hitsend.serve.usage.traffic import Sent
 from hitsend.serve.what_if import what_if
 from hitsend.settings_source import load
@@ -73,6 +75,22 @@ def test_the_hour_counts_at_which_it_was_sent(tmp_path):
     found = what_if(past, load(table(tmp_path, "time_of_day", 'hours = { a = "22:00-06:00" }')).settings, "auto")
     assert found.after.by_model == {"a": 8, "b": 16}
     assert found.after.num_timed == 16  # of a nothing was ever timed
+
+
+def test_an_engine_whose_price_is_a_built_in_one(tmp_path):
+    more = """
+[[engines]]
+kind = "workers_ai"
+name = "cf"
+account_id = "acc"
+models = { near = "@cf/qwen/qwen3.8-27b" }
+"""
+    found = what_if([sent(1)], load(table(tmp_path, "fallback", more)).settings, "auto")
+    assert found.after.cost_microusd == 122
+    near = PriceBook(elsewhere={"near": ("workers_ai", "@cf/qwen/qwen3.8-27b")}).find("near", is_local=False)
+    file = tmp_path / "table.toml"
+    file.write_text(file.read_text().replace('engines = ["a", "b"]', 'engines = ["near", "b"]'))
+    assert what_if([sent(1)], load(file).settings, "auto").after.cost_microusd == cost_microusd(near, Usage(100, 11))
 
 
 def test_a_route_that_is_not_in_the_table(tmp_path):

@@ -306,10 +306,12 @@ class Flight:
         """Back to before the hold: another engine is asked, and nothing of this one's answer was anybody's."""
         self._on_released(ev.Released(event.at, 0))
         self._follow(State.PREPARED)
-        self.first_token_at = self._last_token_at = self._last_step = None
+        self.first_token_at = self._last_token_at = self.last_step = None
         self.token_gaps_s.clear()
         for captured in (self.output_text, self.output_reasoning, self.output_calls):
             captured.clear()
+        self.output_token_ids.clear()
+        self.output_logprobs.clear()
 
     def _on_judged(self, event: route_events.Judged) -> None:
         if event.accepted:  # the client gets its first token now

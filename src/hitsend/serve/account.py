@@ -14,8 +14,6 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, Ended, LimitError, ServeError, StorageFailed
 from hitsend.core.events import ChoiceFinished, LimitsChecked, Reserved, Settled
@@ -139,12 +137,17 @@ class Account:
         return Settlement(usage, reason, discarded, is_estimate)
 
     async def move(self, request: HoldRequest) -> None:
-        """Hold for another engine: the limits anew, while the durable hold stays and will end in that one's row."""
+        """Hold for another engine: the limits anew, while the durable hold stays and will end in that one's row.
+
+        Raises as entering does; then the limits hold nothing."""
         assert self._hold is not None
-        held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         self._request = request
-        self._hold = msgspec.structs.replace(self._hold, request=request, held_microusd=held)
         await self._reserve_limits()
+        try:
+            self._hold = await self._ledger.move(self._hold, request)
+        except BaseException:
+            await _to_its_end(self._give_back(Used(requests=0)))
+            raise
         self._record_hold(self._hold)
 
     async def __aexit__(

@@ -20,10 +20,8 @@ import msgspec
 import uvloop
 
 from hitsend.core.clock import SystemClock
-from hitsend.core.embedding import Embedded, EmbeddingRequest
 from hitsend.core.errors import ConfigError
-from hitsend.core.record import Flight
-from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import BatchServices, ServedModel, Services
@@ -34,8 +32,8 @@ from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
 from hitsend.serve.chat.presets import Defaults, resolve_defaults
 from hitsend.serve.children import Children, Shared, start_children
-from hitsend.serve.embed import EmbeddingStages, embed
-from hitsend.serve.embed_elsewhere import embed_elsewhere
+from hitsend.serve.embed import EmbeddingStages
+from hitsend.serve.embed_elsewhere import embed_anywhere
 from hitsend.serve.engine.protocol import EmbeddingModel
 from hitsend.serve.engine.targets import Targets
 from hitsend.serve.estimate import Rates
@@ -44,9 +42,8 @@ from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
-from hitsend.serve.pipeline import run
 from hitsend.serve.pools import LocalModel
-from hitsend.serve.routed import Routing, run_routed
+from hitsend.serve.routed import Routing, run_named
 from hitsend.serve.stages import Stages, Words
 from hitsend.serve.stores import Stores, open_stores
 from hitsend.serve.upstreams import OwnText, check_plan
@@ -155,7 +152,7 @@ async def built(
             dry_runs=DryRuns(routing, rates, settings.engine.reserve_tokens),
             counters=counters if shared is None else None,
         )
-        runner = batch_runner(settings, services, stages, embedding, stores, is_shared=shared is not None)
+        runner = batch_runner(settings, services, routing, embedding, stores, is_shared=shared is not None)
         runner.start()
         stack.push_async_callback(runner.stop)
         kept = BatchServices(stores.files, stores.batches, runner.wake)
@@ -265,7 +262,7 @@ def _services(
         stream=settings.stream,
         auth=stores.auth,
         flights=flights,
-        pipeline=partial(_pipeline, stages, routing),
+        pipeline=partial(run_named, routing),
         text=_own_text(stages, routing),
         records=flights,
         models=lambda: served,
@@ -275,7 +272,7 @@ def _services(
         render_metrics=watch.render_metrics,
         observe_http=watch.metrics.observe_http,
         page=load_page(),
-        embed=partial(_embed, embedding),
+        embed=partial(embed_anywhere, embedding),
         embedding_model=embeds,
         embedding_models_elsewhere=_embed_elsewhere(embedding, created),
         suited=partial(_suited, stages),
@@ -302,14 +299,6 @@ def _state(watch: Watch, routing: Routing, embedder: EmbeddingModel | None) -> d
     return shown | ({"routes": routing.targets.state()} if routing.targets.routes else {})
 
 
-def _pipeline(
-    stages: Stages, routing: Routing, request: Request, flight: Flight
-) -> AsyncGenerator[Started | Delta | Completed]:
-    if request.model in routing.targets.routes:
-        return run_routed(request, flight, routing)
-    return run(request, flight, stages.of(request.model))
-
-
 def _own_text(stages: Stages, routing: Routing) -> OwnText:
     """A route's name is rendered and counted as the first of its engines does it."""
     texts, handovers = {name: words.text for name, words in stages.words.items()}, dict(stages.handovers)
@@ -322,14 +311,6 @@ def _own_text(stages: Stages, routing: Routing) -> OwnText:
 
 def _embed_elsewhere(embedding: EmbeddingStages, created: int) -> tuple[ServedModel, ...]:
     return tuple(ServedModel(name, created, one.settings.context) for name, one in embedding.elsewhere.items())
-
-
-async def _embed(stages: EmbeddingStages, request: EmbeddingRequest, flight: Flight) -> Embedded:
-    """Here or elsewhere, by the model's name."""
-    engine = stages.elsewhere.get(request.model)
-    if engine is None:
-        return await embed(request, flight, stages)
-    return await embed_elsewhere(request, flight, stages, engine)
 
 
 def _suited(stages: Stages, request: Request) -> Request:

@@ -18,14 +18,11 @@ from hitsend.core.errors import ServeError
 from hitsend.core.events import ChoiceFinished, Routed, Settled
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
-from hitsend.core.request import Delta, Principal, Request
+from hitsend.core.request import IDLE_TIER, Delta, Principal, Request
 from hitsend.serve.pipeline import run
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest, LedgerRow
-
-LAST_TIER = 2
-"""Served when nobody else waits: a copy never goes before a request of somebody's."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +127,7 @@ class Asides:
 
     async def _copied(self, request: Request, route: str, seen: Callable[[Aside], None]) -> None:
         try:
-            seen(await self.ask(msgspec.structs.replace(request, tier=LAST_TIER), "shadow", route))
+            seen(await self.ask(msgspec.structs.replace(request, tier=IDLE_TIER), "shadow", route))
         except Exception:  # noqa: BLE001  # nobody waits for it
             _log.exception("the shadow of request %s failed", request.request_id)
 

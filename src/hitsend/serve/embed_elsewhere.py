@@ -12,9 +12,17 @@ from hitsend.core.record import Flight
 from hitsend.serve.access.rights import check_model
 from hitsend.serve.account import Account
 from hitsend.serve.chat.handover import BYTES_PER_TOKEN
-from hitsend.serve.embed import EmbeddingStages
+from hitsend.serve.embed import EmbeddingStages, embed
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.usage.rows import HoldRequest
+
+
+async def embed_anywhere(stages: EmbeddingStages, request: EmbeddingRequest, flight: Flight) -> Embedded:
+    """Here or elsewhere, by the model's name."""
+    engine = stages.elsewhere.get(request.model)
+    if engine is None:
+        return await embed(request, flight, stages)
+    return await embed_elsewhere(request, flight, stages, engine)
 
 
 async def embed_elsewhere(

@@ -14,6 +14,7 @@ import msgspec
 from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request
 from hitsend.serve.candidates import able_request, facts_of
+from hitsend.serve.chat.formats import suited
 from hitsend.serve.engine.router import Candidate, RequestFacts
 from hitsend.serve.estimate import WHY_THIS_ENGINE, EngineChoice, Estimate, Rates, estimate
 from hitsend.serve.routed import Routing
@@ -74,6 +75,9 @@ class DryRuns:
             return await self._estimate(request, limits)
         chosen = await self.explain(request)
         asked = able_request(request, route, chosen.target, self.routing.stages)
+        stages = self.routing.stages.of(chosen.target)
+        if chosen.target not in stages.handovers:  # the edge knew only the route's name
+            asked = suited(asked, stages.text.facts, stages.formats)
         found = await self._estimate(asked, limits)
         why = f"route {route.model} ({route.strategy}): {chosen.reason}"
         return msgspec.structs.replace(found, model=request.model, engine=EngineChoice(chosen.engine, why))

@@ -16,6 +16,7 @@ import msgspec
 from hitsend.core.errors import (
     ContextLengthExceeded,
     EngineError,
+    InsufficientQuota,
     InvalidRequest,
     RateLimitExceeded,
     ServeError,
@@ -33,13 +34,13 @@ from hitsend.serve.candidates import able_request, facts_of, targets_of
 from hitsend.serve.cascade import Draft, Scorers, Verdict
 from hitsend.serve.engine.router import Decision, Moment, Observed, decide, share_of
 from hitsend.serve.engine.targets import Comparison, Targets
-from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, started, warnings_of
+from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, run, started, warnings_of
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest
 from hitsend.settings import RouteSettings
 
-ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded)
+ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded, InsufficientQuota)
 FALLS_THROUGH = (*ENGINES_FAULT, ContextLengthExceeded)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
@@ -80,6 +81,13 @@ class _Answer:
     started: Started
     deltas: AsyncGenerator[Delta]
     warnings: tuple[str, ...]
+
+
+def run_named(routing: Routing, request: Request, flight: Flight) -> AsyncGenerator[Started | Delta | Completed]:
+    """Live through one request, whether its model's name is a route's or an engine's. Raises as `run` does."""
+    if request.model in routing.targets.routes:
+        return run_routed(request, flight, routing)
+    return run(request, flight, routing.stages.of(request.model))
 
 
 async def run_routed(request: Request, flight: Flight, routing: Routing) -> AsyncGenerator[Started | Delta | Completed]:
@@ -177,12 +185,17 @@ class _Course:
         return self._routing.model_of(self._route.model, self._name)
 
     async def _hold(self, stack: AsyncExitStack, attempt: Attempt) -> Account:
-        """The first engine's hold is taken, and moved to the next ones. Its refusals are the caller's own limits."""
+        """The first engine's hold is taken, and moved to the next ones. Its refusals are the caller's own limits, but
+        for one that no level of the caller's gave: the engine's own allowance for the day."""
         self._is_own = True
-        if self._account is None:
-            self._account = await stack.enter_async_context(account_of(attempt, self._flight))
-        else:
-            await self._account.move(attempt.hold())
+        try:
+            if self._account is None:
+                self._account = await stack.enter_async_context(account_of(attempt, self._flight))
+            else:
+                await self._account.move(attempt.hold())
+        except InsufficientQuota as error:
+            self._is_own = error.refused_by is not None
+            raise
         self._is_own, self._attempt = False, attempt
         return self._account
 
@@ -207,7 +220,11 @@ class _Course:
         suffix = f"{'draft' if found.reason == REJECTED else 'tried'}/{self._name}"
         principal = payer or Principal(name=f"route:{self._route.model}")
         hold = msgspec.structs.replace(
-            hold, request_id=f"{hold.request_id}/{suffix}", principal=principal, may_lag=True
+            hold,
+            request_id=f"{hold.request_id}/{suffix}",
+            principal=principal,
+            neurons_limit_micro=None,  # what was computed was computed, whether the day had room for it or not
+            may_lag=True,
         )
         row = await self._routing.asides.keep(Tried(hold, found, self._route.model, self._began_at))
         billed = row.cost_microusd if payer is not None else 0

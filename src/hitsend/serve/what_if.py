@@ -15,9 +15,11 @@ from hitsend.core.errors import ConfigError
 from hitsend.core.request import Usage
 from hitsend.serve.engine.router import Moment, Observed, RequestFacts, TargetFacts, decide
 from hitsend.serve.engine.targets import Targets
+from hitsend.serve.engine.terms import kind_of
 from hitsend.serve.usage.pricing import Price, PriceBook, cost_microusd
 from hitsend.serve.usage.traffic import Sent
 from hitsend.settings import PooledSettings, PriceSettings, Settings
+from hitsend.settings_upstreams import UpstreamBase
 
 DAY_S = 86_400
 NO_MODEL = "none"
@@ -154,13 +156,15 @@ def _usage(one: Sent) -> Usage:
 
 
 def _price(settings: Settings, model: str, *, is_local: bool) -> Price:
+    upstreams = [one for one in settings.engines if isinstance(one, UpstreamBase)]
     own = [
         PriceSettings(name, one.prices.input, one.prices.output, one.prices.cached_input)
-        for one in settings.engines
-        if not isinstance(one, PooledSettings) and one.prices is not None
+        for one in upstreams
+        if one.prices is not None
         for name in one.models
     ]
-    return PriceBook((*own, *settings.prices)).find(model, is_local=is_local)
+    elsewhere = {name: (kind_of(one), there) for one in upstreams for name, there in one.models.items()}
+    return PriceBook((*own, *settings.prices), elsewhere=elsewhere).find(model, is_local=is_local)
 
 
 def _side(cost: int, times: Sequence[tuple[float, float]], models: Sequence[str]) -> Side:

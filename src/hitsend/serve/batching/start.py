@@ -1,10 +1,12 @@
 """What runs batches, put together from what serves requests.
 
-Enters: the stages and services of this process. Leaves: a `BatchRunner`. Always true: a line's services differ from
-those of a request in one thing only: the prices. Next: `runner.py`.
+Enters: the routes, stages and services of this process. Leaves: a `BatchRunner`. Always true: a line's services differ
+from those of a request in one thing only: the prices. Next: `runner.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -15,9 +17,10 @@ from hitsend.serve.batching.gate import Gate, Lane
 from hitsend.serve.batching.input import Limits
 from hitsend.serve.batching.line import LineRunner
 from hitsend.serve.batching.runner import BatchRunner
-from hitsend.serve.embed import EmbeddingStages, embed
-from hitsend.serve.pipeline import run
-from hitsend.serve.stages import Stages
+from hitsend.serve.embed import EmbeddingStages
+from hitsend.serve.embed_elsewhere import embed_anywhere
+from hitsend.serve.engine.protocol import Engine
+from hitsend.serve.routed import Routing, run_named
 from hitsend.serve.usage.batches import BatchStore
 from hitsend.serve.usage.files import FileStore
 from hitsend.serve.usage.ledger import Ledger
@@ -42,24 +45,24 @@ class Kept(Protocol):
 
 
 def batch_runner(
-    settings: Settings, services: Services, stages: Stages, embedding: EmbeddingStages, kept: Kept, *, is_shared: bool
+    settings: Settings, services: Services, routing: Routing, embedding: EmbeddingStages, kept: Kept, *, is_shared: bool
 ) -> BatchRunner:
     """The one of this process. `is_shared`: `server.workers` of them share an engine."""
-    embedder = embedding.embedder
+    stages, embedder = routing.stages, embedding.embedder
     only = next(iter(stages.engines), None) if len(stages.engines) == 1 else None
 
     def lane_of(model: str | None) -> Lane | None:
         if embedder is not None and model == embedder.model:
             return Lane("embeddings", EMBEDDING_LINES, 0, embedder.state()["waiting"])
-        engine = stages.engines.get(model or only or "")
-        if engine is None:
-            return None
-        now = engine.state()
-        return Lane(engine.name, now.slots_total, now.running, now.waiting)
+        name = model or only or ""
+        if name in routing.targets.routes:
+            return _narrowest([stages.engines[one] for one in routing.targets.models_of(name)])
+        engine = stages.engines.get(name) or embedding.elsewhere.get(name)
+        return None if engine is None else _narrowest([engine])
 
     lines = LineRunner(
-        _priced(services, stages, embedding, stages.prices.of_batches()),
-        _priced(services, stages, embedding, Unbilled()),
+        _priced(services, routing, embedding, stages.prices.of_batches()),
+        _priced(services, routing, embedding, Unbilled()),
         kept.auth.standing,
     )
     gate = Gate(lane_of, settings.batches.slots_share, settings.server.workers if is_shared else 1)
@@ -69,11 +72,19 @@ def batch_runner(
     )
 
 
-def _priced(services: Services, stages: Stages, embedding: EmbeddingStages, prices: PriceBook) -> Services:
-    """The same services at other prices."""
-    stages, embedding = replace(stages, prices=prices), replace(embedding, prices=prices)
+def _narrowest(engines: Sequence[Engine]) -> Lane:
+    """Of a route: any of its engines may be asked, so its lines keep to what the smallest has, while nobody waits for
+    any of them."""
+    states = [engine.state() for engine in engines]
+    least = min(range(len(engines)), key=lambda index: states[index].slots_total)
+    waiting = sum(state.waiting for state in states)
+    return Lane(engines[least].name, states[least].slots_total, states[least].running, waiting)
+
+
+def _priced(services: Services, routing: Routing, embedding: EmbeddingStages, prices: PriceBook) -> Services:
+    """The same services at other prices, for every name that is served: models, routes, embedding models anywhere."""
+    routing = replace(routing, stages=replace(routing.stages, prices=prices))
+    embedding = replace(embedding, prices=prices)
     return msgspec.structs.replace(
-        services,
-        pipeline=lambda request, flight: run(request, flight, stages.of(request.model)),
-        embed=lambda request, flight: embed(request, flight, embedding),
+        services, pipeline=partial(run_named, routing), embed=partial(embed_anywhere, embedding)
     )

@@ -99,6 +99,10 @@ class Targets:
         for route in routes:
             self._add(route)
 
+    def models_of(self, route: str) -> tuple[str, ...]:
+        """The served models that may answer."""
+        return tuple(self.models[route][name] for name in self.routes[route].engines)
+
     def observed(self, route: str, name: str) -> tuple[Observed, ...]:
         """The last answers, oldest first."""
         return tuple(self._observed.get((route, name), ()))

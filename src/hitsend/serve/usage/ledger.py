@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import InvalidRequest, StorageFailed
+from hitsend.core.errors import InsufficientQuota, InvalidRequest, StorageFailed
 from hitsend.core.ids import IDS
 from hitsend.core.request import Usage
 from hitsend.serve.database.connection import Database
@@ -44,6 +44,7 @@ from hitsend.serve.usage.rows import (
     foreign_holds,
     hold_values,
     ledger_row,
+    move_hold,
 )
 from hitsend.settings import UsageSettings
 
@@ -125,10 +126,20 @@ class Ledger:
         if taken != "taken":
             del self._open[hold.hold_id]
             if isinstance(taken, DayNeurons):
-                wanted = held_neurons_micro(request.price, request.input_tokens, request.output_tokens) or 0
-                raise refusal(wanted, taken, now)
+                raise _refusal(request, taken, now)
             raise InvalidRequest(f"request id {request.request_id!r} was used before", param="x-request-id")
         return hold
+
+    async def move(self, hold: Hold, request: HoldRequest) -> Hold:
+        """The same hold for another engine; written only where a day's neurons count. Raises InsufficientQuota where
+        they don't suffice, StorageFailed."""
+        held = held_microusd(request.price, request.input_tokens, request.output_tokens)
+        moved = msgspec.structs.replace(hold, request=request, held_microusd=held)
+        if hold.request.price.in_neurons or request.neurons_limit_micro is not None:
+            today = await asyncio.shield(self._writer.submit(partial(move_hold, hold=moved)))
+            if today is not None:
+                raise _refusal(request, today, self._clock.wall())
+        return moved
 
     def settle(self, hold: Hold, settlement: Settlement) -> "asyncio.Future[LedgerRow]":
         """Hand the hold's row over now; await the result to know that it is durable (or StorageFailed: it is owed).
@@ -233,6 +244,11 @@ class Ledger:
             writing.add_done_callback(partial(self._ended, self._open[hold_id], operation))
             paying.append(writing)
         await asyncio.gather(*paying, return_exceptions=True)
+
+
+def _refusal(request: HoldRequest, today: DayNeurons, now: float) -> InsufficientQuota:
+    wanted = held_neurons_micro(request.price, request.input_tokens, request.output_tokens) or 0
+    return refusal(wanted, today, now)
 
 
 async def _renew(connection: AsyncConnection, owner: str, until: float) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -194,12 +195,9 @@ def insert_hold_now(
     """Take the hold, unless the request id was used before (by a hold or a row that isn't this one's) or the day has
     too few neurons left: then what it has is returned.
     """
-    limit = hold.request.neurons_limit_micro
-    if limit is not None:
-        today = day_neurons(connection, day_of(hold.created_at), but=hold.hold_id)
-        wanted = held_neurons_micro(hold.request.price, hold.request.input_tokens, hold.request.output_tokens) or 0
-        if today.used_micro + today.held_micro + wanted > limit:
-            return today
+    today = _too_full_day(connection, hold)
+    if today is not None:
+        return today
     values = hold_values(hold) | {"owner": owner, "lease_until": lease_until}
     parameters = {f"v_{name}": values[name] for name in _HOLD_COLUMNS}
     parameters["this_request"] = hold.request.request_id
@@ -207,6 +205,24 @@ def insert_hold_now(
         return "taken"
     is_standing = connection.execute(_HOLD_IS_THERE, {"this_hold": hold.hold_id}).first() is not None
     return "taken" if is_standing else "used before"
+
+
+def _too_full_day(connection: Connection, hold: Hold) -> DayNeurons | None:
+    """What the hold's day has, where that leaves too little for it."""
+    request, limit = hold.request, hold.request.neurons_limit_micro
+    if limit is None:
+        return None
+    today = day_neurons(connection, day_of(hold.created_at), but=hold.hold_id)
+    wanted = held_neurons_micro(request.price, request.input_tokens, request.output_tokens) or 0
+    return today if today.used_micro + today.held_micro + wanted > limit else None
+
+
+async def move_hold(connection: AsyncConnection, hold: Hold) -> DayNeurons | None:
+    """Let the hold of that id stand for another engine; where that has too few neurons left, what its day has."""
+    today = await connection.run_sync(_too_full_day, hold)
+    if today is None:
+        await connection.execute(update(HOLDS).where(HOLDS.c.hold_id == hold.hold_id).values(hold_values(hold)))
+    return today
 
 
 def row_values(row: LedgerRow, owner: str) -> dict[str, Any]:
