@@ -45,6 +45,7 @@ def fly(edge, request_id, who, step=7, engine="embedded"):
         ("nonsense=1", "nonsense"),
         ("name=", "name"),
         ("model=" + "x" * 513, "model"),
+        ("model=a%00b", "model"),
         ("min_wall_ms=-1", "min_wall_ms"),
         ("min_wall_ms=nan", "min_wall_ms"),
         ("min_wall_ms=1e99", "min_wall_ms"),
@@ -58,6 +59,12 @@ async def test_a_query_that_says_nothing_clear_is_refused_by_field(query, param)
     assert (answer.status, answer.error["param"]) == (400, param)
     if not query.startswith("limit"):
         assert (await Edge().ask(f"/inspect/percentiles?{query}")).status == 400
+
+
+async def test_what_no_database_can_look_for_is_never_looked_for():
+    edge = Edge()
+    edge.flights.open("a\0b", Principal())
+    assert (await edge.ask("/inspect/requests/a\0b")).error["message"] == "no such route"
 
 
 async def test_the_live_stream_shows_a_caller_its_own_and_a_reader_everybody_s():
