@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-search bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-search bench-segments bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -125,6 +125,9 @@ screenshots: dev ## the pictures of README and docs, from a real run in headless
 
 bench-cache-timing: dev ## can one tenant tell by the clock what another one asked
 	@$(BIN)/python -m bench.cache_timing $(ARGS)
+
+bench-segments: dev ## do the segments of 500 mixed requests add up, and what recording costs
+	@$(BIN)/python -m bench.segments $(ARGS)
 
 bench-overload: dev ## ten times the load that can be served: goodput, and how fast the rest is refused
 	@$(BIN)/python -m bench.overload $(ARGS)

@@ -59,7 +59,7 @@ class Reaper:
         self._is_near = False
         self._mark = DOOMED if of_batches is None else "batch_"
         self._statements = _STATEMENTS if of_batches is None else _STATEMENTS | _OF_BATCHES
-        self._written: str | None = None
+        self._written: tuple[str, Any] | None = None
 
     def tell(self, point: str) -> None:
         if self._is_near and point == self._point:
@@ -122,7 +122,7 @@ class Reaper:
     def _after(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         if (name := self._written_by(statement, parameters)) is not None:
             self.tell(f"{name} written")
-            self._written = name
+            self._written = (name, connection.connection.dbapi_connection)
 
     def _written_by(self, statement: str, parameters: Any) -> str | None:
         for begin, name in self._statements.items():
@@ -131,12 +131,13 @@ class Reaper:
         return None
 
     def _on_commit(self, connection: Any) -> None:
-        if self._written is not None:
-            self.tell(f"{self._written} uncommitted")
+        if self._written is not None and connection.connection.dbapi_connection is self._written[1]:
+            self.tell(f"{self._written[0]} uncommitted")
 
-    def _on_checkin(self, *_: Any) -> None:
-        name, self._written = self._written, None
-        if name is not None:
+    def _on_checkin(self, dbapi_connection: Any, *_: Any) -> None:
+        """The connection that wrote comes back; those of readers say nothing."""
+        if self._written is not None and dbapi_connection is self._written[1]:
+            name, self._written = self._written[0], None
             self.tell(f"{name} durable")
 
 

@@ -14,11 +14,24 @@ BATCH = 64
 BATCH_BYTES = 30_000
 
 
+class Plain:
+    """Any ASGI application in the place of the routes; none of it lasts until the server stops."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
 @asynccontextmanager
 async def serving(app: Any, protocol: type[Connection] = Connection) -> AsyncIterator[int]:
     """The routes behind the server as `listener.py` sets it up; the port."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = server_of(app, Settings(), lambda: None, takes_signals=False)
+    server = server_of(app if hasattr(app, "stop") else Plain(app), Settings(), lambda: None, takes_signals=False)
     server.config.http = protocol
     running = asyncio.create_task(server.serve(sockets=[listening]))
     async with asyncio.timeout(10):

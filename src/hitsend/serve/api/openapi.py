@@ -261,7 +261,8 @@ def _responses(path: str) -> dict[str, Any]:
             kind: {"schema": {"$ref": _PLACE.format(name=struct.__name__)}} for kind, struct in ANSWERS[path].items()
         }
     elif path in PAGES:
-        content = {PAGES[path]: {"schema": {"type": "string"}}}
+        is_stream = PAGES[path] == "text/event-stream"  # readers take each event as an object
+        content = {PAGES[path]: {"schema": {} if is_stream else {"type": "string"}}}
     else:
         content = {"application/json": {"schema": {"type": "object"}}}
     shape = MessagesError if path.startswith("/v1/messages") else ErrorBody
