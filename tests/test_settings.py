@@ -119,6 +119,9 @@ def test_a_password_in_a_url_is_never_shown():
     assert "s3cret" not in shown("usage.url", url)
     assert "bill" in shown("usage.url", url)
     assert "s3cret" not in shown("access.quota_url", "valkey://:s3cret@limits.example:6379/0")
+    for userinfo in ("bill:s3cret", "s3cret", ":s3cret"):
+        assert "s3cret" not in shown("tracing.otlp_url", f"https://{userinfo}@traces.example/v1/traces")
+    assert shown("tracing.otlp_url", "http://127.0.0.1:4318/v1/traces") == "http://127.0.0.1:4318/v1/traces"
     with pytest.raises(ConfigError) as caught:
         load(None, {"HITSEND__USAGE__URI": url})
     assert "s3cret" not in str(caught.value)

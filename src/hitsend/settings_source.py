@@ -70,6 +70,8 @@ def secret(variable: str) -> str | None:
 
 def shown(key: str, value: Any) -> Any:
     """A value as it may be printed: passwords inside URLs are masked."""
+    if key == "tracing.otlp_url" and isinstance(value, str):  # there a name without a password may be a token
+        return re.sub(r"(://)[^@/]*@", r"\1***@", value)
     if key in ("usage.url", "access.quota_url") and isinstance(value, str):
         return re.sub(r"(://[^:/@]*:)[^@]*@", r"\1***@", value)
     return msgspec.to_builtins(value)

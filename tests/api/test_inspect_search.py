@@ -7,7 +7,7 @@ import pytest
 
 from hitsend.core import events as ev
 from hitsend.core.request import Principal, SamplingParams
-from hitsend.serve.api.live import MAX_WATCHERS
+from hitsend.serve.api.live import MAX_OF_ONE, MAX_WATCHERS
 from tests.edge import Call, Edge
 
 KEYS = {
@@ -45,6 +45,7 @@ def fly(edge, request_id, who, step=7, engine="embedded"):
         ("nonsense=1", "nonsense"),
         ("name=", "name"),
         ("model=" + "x" * 513, "model"),
+        ("model=a%00b", "model"),
         ("min_wall_ms=-1", "min_wall_ms"),
         ("min_wall_ms=nan", "min_wall_ms"),
         ("min_wall_ms=1e99", "min_wall_ms"),
@@ -58,6 +59,12 @@ async def test_a_query_that_says_nothing_clear_is_refused_by_field(query, param)
     assert (answer.status, answer.error["param"]) == (400, param)
     if not query.startswith("limit"):
         assert (await Edge().ask(f"/inspect/percentiles?{query}")).status == 400
+
+
+async def test_what_no_database_can_look_for_is_never_looked_for():
+    edge = Edge()
+    edge.flights.open("a\0b", Principal())
+    assert (await edge.ask("/inspect/requests/a\0b")).error["message"] == "no such route"
 
 
 async def test_the_live_stream_shows_a_caller_its_own_and_a_reader_everybody_s():
@@ -110,6 +117,42 @@ async def test_no_more_than_so_many_watch():
         call.leave()
     await asyncio.gather(*tasks)
     assert (await edge.ask("/inspect/live?frames=1")).status == 200
+
+
+async def test_one_caller_leaves_others_room_to_watch():
+    edge = Edge(keys=KEYS)
+    calls = [Call(edge.app, "/inspect/live", None, (bearer("ann"),), None) for _ in range(MAX_OF_ONE)]
+    tasks = [asyncio.create_task(call.run()) for call in calls]
+    while not all(call.answer.body for call in calls):
+        await asyncio.sleep(0.01)
+    refused = await edge.ask("/inspect/live?frames=1", None, bearer("ann"))
+    assert (refused.status, refused.error["code"]) == (503, "server_overloaded")
+    assert (await edge.ask("/inspect/live?frames=1", None, bearer("bob"))).status == 200
+    for call in calls:
+        call.leave()
+    await asyncio.gather(*tasks)
+    assert (await edge.ask("/inspect/live?frames=1", None, bearer("ann"))).status == 200
+
+
+@pytest.mark.parametrize("now", [None, Principal(key_id="k-r", name="reader")])
+async def test_whose_key_is_not_good_any_more_sees_nothing_more(now):
+    """Revoked, or with less of a role than when the stream began."""
+    keys = dict(KEYS)
+    edge = Edge(keys=keys)
+    fly(edge, "r-ann", "ann")
+    call = Call(edge.app, "/inspect/live?frames=100", None, (bearer("reader"),), None)
+    watching = asyncio.create_task(call.run())
+    while not frames(call.answer):
+        await asyncio.sleep(0.01)
+    keys.pop("reader")
+    if now is not None:
+        keys["reader"] = now
+    fly(edge, "r-later", "ann")
+    await watching
+    seen = [each["request_id"] for frame in frames(call.answer) for each in frame.get("requests", [])]
+    assert "r-ann" in seen
+    assert "r-later" not in seen
+    assert json.loads(call.answer.body.decode().split("data: ")[-1])["error"]["code"] == "invalid_api_key"
 
 
 async def test_prompt_tokens_are_told_only_where_they_were_captured():

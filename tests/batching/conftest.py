@@ -57,6 +57,12 @@ class Client:
         form.add_field("file", io.BytesIO(content), filename="in.jsonl")
         return await self.ask("POST", "/v1/files", form)
 
+    async def stream(self, pieces: AsyncIterator[bytes]) -> int:
+        """The status of an upload that comes piece by piece."""
+        headers = self._headers | {"Content-Type": "multipart/form-data; boundary=x"}
+        async with self._session.post(f"{self._base}/v1/files", data=pieces, headers=headers) as answer:
+            return answer.status
+
     async def create(self, file_id: str, **fields: Any) -> tuple[int, Any]:
         body = {"input_file_id": file_id, "endpoint": URL, "completion_window": "24h"} | fields
         return await self.ask("POST", "/v1/batches", body)

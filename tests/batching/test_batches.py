@@ -1,5 +1,6 @@
 """Files and batches over real sockets, with a scripted engine."""
 
+import asyncio
 import contextlib
 import sqlite3
 import stat
@@ -7,6 +8,7 @@ import stat
 import pytest
 
 from hitsend.core.request import IDLE_TIER
+from hitsend.serve.usage.files import MAX_FILES, MAX_UPLOADS
 from tests.batching.conftest import batching, line, raw
 from tests.drills.scripted import COMPLETION_TOKENS, PROMPT_TOKENS
 
@@ -122,6 +124,42 @@ async def test_limits_are_told_with_field_value_and_name(tmp_path):
         status, file = await client.of(one).upload(raw(line("a")))
         status, answer = await client.of(one).create(file["id"])
         assert (status, "batches.max_open" in answer["error"]["message"]) == (429, True)
+
+
+async def test_one_key_has_so_many_files_and_uploads_at_once_however_small(tmp_path):
+    async with batching(tmp_path) as client:
+        admin = client.of(await key(client, role="admin"))
+        made = (await admin.ask("POST", "/admin/keys", {"name": "k"}))[1]
+        owner, other = client.of(made["key"]), client.of(await key(admin))
+        first = (await owner.upload(b""))[1]
+        with contextlib.closing(sqlite3.connect(tmp_path / "hitsend.sqlite3")) as database, database:
+            names = "key_id, purpose, file_name, num_bytes, created_at, expires_at"
+            database.execute(
+                f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_FILES}) "
+                f"INSERT INTO files (file_id, {names}) SELECT printf('file-%024d', i), {names} FROM n, files "
+                "WHERE file_id = ?",
+                [first["id"]],
+            )
+        status, answer = await owner.upload(b"")
+        assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
+        assert f"limit {MAX_FILES}" in answer["error"]["message"]
+        assert (await other.upload(b""))[0] == 200
+        kept = len(list((tmp_path / "files").iterdir()))
+        come = asyncio.Event()
+
+        async def slow():
+            yield b"--x\r\n"
+            await come.wait()
+
+        uploads = [asyncio.create_task(other.stream(slow())) for _ in range(MAX_UPLOADS)]
+        async with asyncio.timeout(20):
+            while len(list((tmp_path / "files").iterdir())) < kept + MAX_UPLOADS:
+                await asyncio.sleep(0.01)
+        status, answer = await other.upload(b"")
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        come.set()
+        assert await asyncio.gather(*uploads) == [400] * MAX_UPLOADS
+        assert (await other.upload(b""))[0] == 200
 
 
 async def test_another_key_s_files_and_batches_are_like_none(tmp_path):

@@ -30,6 +30,7 @@ def test_good_lines_with_any_line_ends_and_blank_ones_between(tmp_path):
     [
         (b"", "empty_file", None, "input_file_id"),
         (b"\n \n", "empty_file", None, "input_file_id"),
+        (b"\n" * 10_000 + line(), "too_many_lines", 51, "input_file_id"),
         (line() + b"\n" + line("x" * 999), "line_too_long", 2, None),
         (b"{" * 100_000, "line_too_long", 1, None),
         (b"[" * 250, "invalid_line", 1, None),

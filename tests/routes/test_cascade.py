@@ -95,6 +95,11 @@ def test_a_fault_says_where_it_is(value, schema, fault):
     assert (found is None) if fault is None else found.startswith(f"{fault} ")
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, "[" * 200_000 + "]" * 200_000, '{"a":' * 200_000])
+def test_json_too_deep_to_be_read_is_a_rejected_draft(text):
+    assert json_fault(text, {"type": "object"}) == "not JSON"
+
+
 def test_a_draft_is_what_each_choice_came_to():
     sure = TextLogprob("x", -0.25, (120,))
     deltas = [

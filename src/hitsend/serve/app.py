@@ -207,7 +207,7 @@ def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
     if url is None:
         return None
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"tracing.otlp_url: expected http://… or https://…, not {url!r}")
+        raise ConfigError("tracing.otlp_url: expected http://… or https://…")
     try:
         from hitsend.serve.usage import tracing  # noqa: PLC0415  # its libraries are an extra
     except ImportError as error:

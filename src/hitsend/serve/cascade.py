@@ -158,7 +158,7 @@ def json_fault(text: str, schema: Any) -> str | None:
     """Why a text isn't JSON of this schema, None where it is."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # what a model writes may be as deep as it is long
         return "not JSON"
     return value_fault(value, schema, "$")
 

@@ -26,7 +26,7 @@ from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.multipart import Form, boundary_of
 from hitsend.serve.api.queries import query_of, read_limit
 from hitsend.serve.api.services import BatchServices
-from hitsend.serve.usage.files import DAY_S, StoredFile, whose
+from hitsend.serve.usage.files import DAY_S, FileStore, StoredFile, whose
 
 MIB = 1024 * 1024
 OVERHEAD_BYTES = 16 * 1024
@@ -47,12 +47,14 @@ def batch_services(exchange: Exchange) -> BatchServices:
 
 async def create(exchange: Exchange) -> None:
     """Keep an uploaded file. Raises what has to become an HTTP status."""
-    services = batch_services(exchange)
-    files, key_id = services.files, exchange.principal.key_id
+    files = batch_services(exchange).files
     boundary = _check_head(exchange, files.settings.max_file_bytes)
-    stored = await files.num_bytes(key_id)
-    if stored >= files.settings.stored_bytes:
-        raise files.too_much(stored, 1)
+    async with files.receiving(exchange.principal.key_id):
+        row = await _take(exchange, files, boundary)
+    await exchange.answer_json(shown(row))
+
+
+async def _take(exchange: Exchange, files: FileStore, boundary: bytes) -> StoredFile:
     try:
         file_id, opened = files.create()
     except OSError as error:
@@ -64,7 +66,7 @@ async def create(exchange: Exchange) -> None:
             form = Form(boundary, upload.take)
             await _receive(exchange, form, upload)
         purpose, life_s = _purpose(form), _life_s(form, files.settings.retention_days * DAY_S)
-        row = files.new_row(file_id, key_id, purpose, form.file_name or "", upload.num_bytes)
+        row = files.new_row(file_id, exchange.principal.key_id, purpose, form.file_name or "", upload.num_bytes)
         row = msgspec.structs.replace(row, expires_at=row.created_at + life_s)
         is_kept = True  # from here on a row may stand, whatever happens: then only the sweep may judge
         try:
@@ -75,7 +77,7 @@ async def create(exchange: Exchange) -> None:
     finally:
         if not is_kept:
             files.discard(file_id)
-    await exchange.answer_json(shown(row))
+    return row
 
 
 async def list_files(exchange: Exchange) -> None:

@@ -1,9 +1,9 @@
 """`/inspect/live`: what runs and waits right now, as server-sent events.
 
 Enters: a GET. Leaves: one frame four times a second for as long as somebody looks. Always true: nothing is computed
-while nobody does; the watcher's leaving and the server's stopping end it at once; a caller sees its own requests, who
-sees all sees everybody's; no text of a request is in it; requests are those of this process (with `--workers`, one of
-several: `state.gateways` names them all). Next: `exchange.py`.
+while nobody does; the watcher's leaving, the end of its key and the server's stopping end it; a caller sees its own
+requests, who sees all sees everybody's; no text of a request is in it; requests are those of this process (with
+`--workers`, one of several: `state.gateways` names them all). Next: `exchange.py`.
 """
 
 import asyncio
@@ -15,14 +15,15 @@ from typing import Any
 
 import msgspec
 
-from hitsend.core.errors import ServerOverloaded
+from hitsend.core.errors import InvalidApiKey, ServerOverloaded
 from hitsend.core.events import Fitted, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
 from hitsend.serve.api import errors
+from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.inspect_search import own_key
-from hitsend.serve.api.policy import sees_all
+from hitsend.serve.api.policy import check_rights, sees_all
 from hitsend.serve.api.query import number, query
 from hitsend.serve.stream.deliver import Delivery
 from hitsend.serve.stream.sse import frame
@@ -32,19 +33,25 @@ STATE_EVERY = 4
 """The server's own figures are asked for in every fourth frame: with several gateways that is a question to all."""
 
 MAX_WATCHERS = 32
+MAX_OF_ONE = 8
+"""Of one key: whoever opens many leaves others room."""
 MAX_SHOWN = 200
 """Requests in one frame, the oldest first; how many there are is told apart."""
 
 MAX_FRAMES = 1_000_000
-_watching: set[object] = set()
+_watching: dict[Exchange, str | None] = {}
 
 
 async def live(exchange: Exchange) -> None:
     """What runs and waits, four times a second; `frames`: end after so many. Raises ServerOverloaded."""
     frames = number(query(exchange, "frames"), "frames", 1, MAX_FRAMES)
+    principal = exchange.principal
+    num_own = sum(key_id == principal.key_id for key_id in _watching.values())
+    if not principal.is_anonymous and num_own >= MAX_OF_ONE:
+        raise ServerOverloaded(f"this key watches {MAX_OF_ONE} times already", retry_after_s=5.0)
     if len(_watching) >= MAX_WATCHERS:
         raise ServerOverloaded(f"{MAX_WATCHERS} are watching already", retry_after_s=5.0)
-    _watching.add(exchange)
+    _watching[exchange] = principal.key_id
     try:
         services = exchange.services
         delivery = Delivery(exchange.receive, exchange.send, services.stream, services.clock)
@@ -53,7 +60,7 @@ async def live(exchange: Exchange) -> None:
             _frames(exchange, frames), (), lambda error: broken(errors.public(error, exchange.request_id))
         )
     finally:
-        _watching.discard(exchange)
+        del _watching[exchange]
 
 
 async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[bytes]:
@@ -72,6 +79,16 @@ async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[byte
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(services.stopping.wait(), INTERVAL_S)
+        _check_caller(exchange)
+
+
+def _check_caller(exchange: Exchange) -> None:
+    """Raises InvalidApiKey, PermissionDenied once the caller isn't who it was when it began to watch."""
+    key, _ = presented_key(exchange)
+    now = exchange.services.auth.authenticate(key, exchange.client_host)
+    check_rights(now, exchange.route)
+    if (now.key_id, now.role) != (exchange.principal.key_id, exchange.principal.role):
+        raise InvalidApiKey("this key may see something else by now: watch again")
 
 
 class _Meter:

@@ -20,6 +20,8 @@ def query_of(exchange: Exchange, known: Iterable[str]) -> dict[str, str]:
             raise InvalidRequest(f"the query parameter {name[:64]!r} is not supported", param=name[:64])
         if name in found:
             raise InvalidRequest(f"{name}: more than one of them", param=name)
+        if "\0" in value:  # as in `query.py`
+            raise InvalidRequest(f"{name}: a zero byte is part of no name", param=name)
         found[name] = value
     return found
 

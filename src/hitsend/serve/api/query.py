@@ -26,6 +26,8 @@ def query(exchange: Exchange, *known: str) -> Asked:
         if name not in known or name in asked:
             fault = "given twice" if name in asked else f"unknown; known: {', '.join(known) or 'none'}"
             raise InvalidRequest(f"{name[:40]!r} in the query: {fault}", param=name[:40])
+        if "\0" in value:  # PostgreSQL takes it for a fault of its caller's, not for a text that isn't there
+            raise InvalidRequest(f"{name}: a zero byte is part of no name", param=name)
         asked[name] = value
     return asked
 

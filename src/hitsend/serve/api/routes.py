@@ -161,6 +161,6 @@ def match(path: str) -> tuple[str, str]:
     for template in ROUTES:
         prefix, braces, suffix = template.partition("{id}")
         is_longer = len(path) > len(prefix) + len(suffix)
-        if braces and is_longer and path.startswith(prefix) and path.endswith(suffix):
+        if braces and is_longer and "\0" not in path and path.startswith(prefix) and path.endswith(suffix):
             return template, path[len(prefix) : len(path) - len(suffix)]
     return "unmatched", ""

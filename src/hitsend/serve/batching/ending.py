@@ -93,7 +93,7 @@ class Ending:
             return
         with opened:
             for number, raw in lines(opened, self._limits.max_line_bytes):
-                if number not in done and raw is not None:
+                if raw and number not in done:
                     yield number, parse(raw).custom_id
 
 

@@ -54,25 +54,27 @@ def check(path: Path, endpoint: str, limits: Limits) -> Checked:
     """Look at every line once. Raises OSError. Takes a while: not for the event loop."""
     faults: list[Fault] = []
     seen: set[bytes] = set()
-    num = 0
+    num = num_blank = 0
     with path.open("rb") as opened:
         for number, raw in lines(opened, limits.max_line_bytes):
-            num += 1
-            if num > limits.max_lines:
-                text = f"the file has more than {limits.max_lines} lines (limit batches.max_lines)"
+            is_blank = raw == b""
+            num, num_blank = num + (not is_blank), num_blank + is_blank
+            if max(num, num_blank) > limits.max_lines:  # blank ones are passed over on the event loop later on
+                kind = "blank lines" if is_blank else "lines"
+                text = f"the file has more than {limits.max_lines} {kind} (limit batches.max_lines)"
                 faults.append(Fault("too_many_lines", text, number, "input_file_id"))
                 break
-            if (fault := _fault(number, raw, endpoint, seen, limits)) is not None:
+            if not is_blank and (fault := _fault(number, raw, endpoint, seen, limits)) is not None:
                 faults.append(fault)
             if len(faults) >= MAX_FAULTS:
                 break
-    if not num:
+    if not num and not faults:
         faults.append(Fault("empty_file", "the file has no lines", None, "input_file_id"))
     return Checked(num, tuple(faults))
 
 
 def lines(opened: BinaryIO, most: int) -> Iterator[tuple[int, bytes | None]]:
-    """(number, line) of those that aren't blank; None in the place of one with more than `most` bytes."""
+    """(number, line); b"" in the place of a blank one, None in that of one with more than `most` bytes."""
     number = 0
     while raw := opened.readline(most + 2):
         number += 1
@@ -84,8 +86,8 @@ def lines(opened: BinaryIO, most: int) -> Iterator[tuple[int, bytes | None]]:
                     break
         if is_too_long:
             yield number, None
-        elif not raw.isspace():
-            yield number, raw
+        else:
+            yield number, b"" if raw.isspace() else raw
 
 
 def parse(raw: bytes) -> Line:

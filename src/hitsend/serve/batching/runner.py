@@ -313,5 +313,5 @@ class _Work:
 def _left(opened: Any, most: int, done: frozenset[int]) -> Iterator[tuple[int, Line]]:
     """The lines that aren't done; `check` saw all of them."""
     for number, raw in lines(opened, most):
-        if number not in done and raw is not None:
+        if raw and number not in done:
             yield number, parse(raw)

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import InsufficientQuota, InvalidRequest, NotFound, StorageFailed
+from hitsend.core.errors import InsufficientQuota, InvalidRequest, NotFound, RateLimitExceeded, StorageFailed
 from hitsend.core.ids import IDS
 from hitsend.core.request import Principal
 from hitsend.serve.database.connection import Database
@@ -38,6 +39,10 @@ PRUNE_S = 60.0
 PRUNE_ROWS = 200
 ORPHAN_S = 3600.0
 """A file that no row knows may still be on its way into the table for so long."""
+MAX_FILES = 10_000
+"""Of one key: files without a byte in them take room, too."""
+MAX_UPLOADS = 8
+"""Of one key at once, in one process: they are on the disk before they count as stored."""
 OVER = ("completed", "failed", "expired", "cancelled")
 """How batches end."""
 DAY_S = 86_400
@@ -77,6 +82,7 @@ class FileStore:
         self._writer = writer
         self._clock = clock
         self._folder = folder
+        self._receiving: Counter[str | None] = Counter()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -114,10 +120,27 @@ class FileStore:
         until = now + self.settings.retention_days * DAY_S
         return StoredFile(file_id, key_id, purpose, file_name, num_bytes, now, until)
 
-    async def num_bytes(self, key_id: str | None) -> int:
-        """Of all files of that key. Raises StorageFailed."""
-        async with reading(self._database) as connection:
-            return await _stored(connection, key_id)
+    @asynccontextmanager
+    async def receiving(self, key_id: str | None) -> AsyncGenerator[None]:
+        """Room for one more upload of that key while it comes. Raises InsufficientQuota, RateLimitExceeded,
+        StorageFailed."""
+        if self._receiving[key_id] >= MAX_UPLOADS:
+            text = f"file: {MAX_UPLOADS} uploads of this key are under way, which is the limit"
+            raise RateLimitExceeded(text, retry_after_s=5.0)
+        self._receiving[key_id] += 1
+        try:
+            async with reading(self._database) as connection:
+                stored = await _stored(connection, key_id)
+                num_files = await _num_files(connection, key_id)
+            if stored >= self.settings.stored_bytes:
+                raise self.too_much(stored, 1)
+            if num_files >= MAX_FILES:
+                text = f"file: this key stores {num_files} files, limit {MAX_FILES}: delete files first"
+                raise InsufficientQuota(text, param="file")
+            yield
+        finally:
+            self._receiving[key_id] -= 1
+            self._receiving += Counter()  # forgets those with none
 
     async def add(self, row: StoredFile) -> None:
         """Into the table, durably. Raises InsufficientQuota where the key has too much already, StorageFailed."""
@@ -239,6 +262,11 @@ def _beyond(
 
 async def _stored(connection: AsyncConnection, key_id: str | None) -> int:
     query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(_visible(Whose(key_id)))
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def _num_files(connection: AsyncConnection, key_id: str | None) -> int:
+    query = select(func.count()).select_from(FILES).where(_visible(Whose(key_id)))
     return int((await connection.execute(query)).scalar_one())
 
 
