@@ -104,9 +104,8 @@ class Journey:
             for method in methods:
                 raw = json.dumps(body).encode() if method in ("POST", "PATCH") else None
                 bodies = [raw, *(spoiled(body, self.marks["prompt"]) if spoils and route in BODIES else ())]
-                path = route.replace("{id}", "none") + (
-                    "?frames=2" if route == "/inspect/live" else ""
-                )  # else it lasts
+                limit = "?frames=2" if route == "/inspect/live" else ""  # else it lasts
+                path = route.replace("{id}", "none") + limit
                 for one in bodies:
                     self.go(method, path, one, secret)
 
