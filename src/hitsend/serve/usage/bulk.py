@@ -1,9 +1,9 @@
 """Many holds or rows in a few statements: what one transaction of the writer does for a whole group of requests.
 
 Enters: a connection inside a transaction, and all that the group brought of one kind. Leaves: one result for each, in
-order. Always true: the same answers as `insert_hold` and `end_hold` give one by one, also when it runs twice; a lone
-one is asked about and inserted by one statement, so that a group that failed by a race with another gateway is told
-apart request by request when it is tried again alone. Next: `ledger.py`.
+order. Always true: the same answers as `insert_hold` and `end_hold` give one by one, also when it runs twice; where
+several can write at once (PostgreSQL), a lone one is asked about and inserted by one statement, so that a group that
+failed by a race with another gateway is told apart request by request when it is tried again alone. Next: `ledger.py`.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Taken = Literal["taken", "used before"] | DayNeurons
 
 def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]]) -> list[Taken]:
     """Take (hold, owner, lease_until) each. See `insert_hold_now`; where a day's limit counts, one after the other."""
-    if len(holds) == 1 or any(hold.request.neurons_limit_micro is not None for hold, _, _ in holds):
+    if _is_alone(connection, holds) or any(hold.request.neurons_limit_micro is not None for hold, _, _ in holds):
         return [insert_hold_now(connection, *each) for each in holds]
     asked = [hold.request.request_id for hold, _, _ in holds]
     taken = {row[0]: "" for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
@@ -48,7 +48,7 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
 def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) -> list[LedgerRow]:
     """Write the rows of (row, owner) and remove their holds. A row that stands already stays, and is returned."""
     rows = [row for row, _ in ended]
-    if len(rows) == 1:
+    if _is_alone(connection, rows):
         standing = None if insert_row_now(connection, *ended[0]) else find_row_now(connection, rows[0].request_id)
         connection.execute(delete(HOLDS).where(HOLDS.c.hold_id == rows[0].hold_id))
         return [standing or rows[0]]
@@ -60,3 +60,8 @@ def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) ->
         insert_many(connection, LEDGER, [row_values(row, owners[row.request_id]) for row in fresh.values()])
     delete_in(connection, HOLDS.c.hold_id, [row.hold_id for row in rows])
     return [fresh.get(row.request_id) or find_row_now(connection, row.request_id) or row for row in rows]
+
+
+def _is_alone(connection: Connection, several: Sequence[object]) -> bool:
+    """Whether it must be one statement. SQLite has one writer at a time, and ours began as one."""
+    return len(several) == 1 and connection.dialect.name != "sqlite"

@@ -113,7 +113,7 @@ class Ledger:
         """
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
-        hold = Hold(IDS.take(16), request, held, now)
+        hold = Hold(IDS.dated(16), request, held, now)
         lease = (hold, self.owner, now + self._lease_s)
         writing = self._writer.submit_bulk(insert_holds, lease, may_lag=request.may_lag)
         self._open[hold.hold_id] = hold
