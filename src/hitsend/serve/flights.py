@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -151,18 +151,10 @@ def summary(flight: Flight) -> RecordSummary:
 def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
-    endings: list[ev.ChoiceFinished] = []
-    cancelled: ev.Cancelled | None = None
-    has_queued = has_row = False
-    for event in flight.events():
-        if isinstance(event, ev.ChoiceFinished):
-            endings.append(event)
-        elif isinstance(event, ev.Settled):
-            has_row = True
-        elif isinstance(event, ev.Queued):
-            has_queued = True
-        elif isinstance(event, ev.Cancelled):
-            cancelled = cancelled or event
+    kinds = {type(event): event for event in reversed(flight.events())}  # the first of each kind
+    endings = [event for event in flight.events() if isinstance(event, ev.ChoiceFinished)]
+    cancelled = cast("ev.Cancelled | None", kinds.get(ev.Cancelled))
+    has_queued, has_row = ev.Queued in kinds, ev.Settled in kinds
     first, gaps = flight.first_token_at, flight.token_gaps_s
     return RequestFigures(
         model=flight.model or UNSERVED,

@@ -18,6 +18,11 @@ class Alike:
         self._least = 0
         self.index = 0
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether it is known how an event looks."""
+        return self._least > 0
+
     def learn(self, document: bytes, text: str, index: int) -> None:
         """This event brought `text` for that choice, and nothing else."""
         if b"\\" in document or document.count(b'"content"') != 1:

@@ -161,12 +161,17 @@ class ChunkReader:
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise Unreadable(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        for event in whole:
+        for number, event in enumerate(whole, 1):
+            was_learned = self._alike.is_learned
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
             elif document:
                 self._event(document, deltas)
+            if self._merges and self._alike.is_learned and not was_learned:
+                self._rest = b"\n\n".join((*whole[number:], self._rest))
+                self._feed(b"", deltas)  # the others, now that it is known how they look
+                return
 
     def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
         """The usual read of a stream: a row of texts. Returns what comes after it."""

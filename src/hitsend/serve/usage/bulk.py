@@ -9,19 +9,21 @@ failed by a race with another gateway is told apart request by request when it i
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 from sqlalchemy import Connection, delete
 
 from hitsend.serve.database.schema import HOLDS, LEDGER
 from hitsend.serve.database.sqlite import delete_in, insert_many, select_in
 from hitsend.serve.usage.allowance import DayNeurons
 from hitsend.serve.usage.rows import (
+    HELD,
+    SETTLED,
     Hold,
     LedgerRow,
     find_row_now,
     hold_values,
     insert_hold_now,
     insert_row_now,
-    row_values,
 )
 
 Taken = Literal["taken", "used before"] | DayNeurons
@@ -39,9 +41,9 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
     for hold, owner, lease_until in holds:
         if hold.request.request_id not in taken:
             taken[hold.request.request_id] = hold.hold_id
-            fresh.append(hold_values(hold) | {"owner": owner, "lease_until": lease_until})
+            fresh.append((*hold_values(hold).values(), owner, lease_until))
     if fresh:
-        insert_many(connection, HOLDS, fresh)
+        insert_many(connection, HOLDS, HELD, fresh)
     return ["taken" if taken[hold.request.request_id] == hold.hold_id else "used before" for hold, _, _ in holds]
 
 
@@ -57,7 +59,8 @@ def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) ->
     owners = {row.request_id: owner for row, owner in reversed(ended)}
     fresh = {row.request_id: row for row in reversed(rows) if row.request_id not in standing_ids}
     if fresh:
-        insert_many(connection, LEDGER, [row_values(row, owners[row.request_id]) for row in fresh.values()])
+        settled = [(*msgspec.structs.astuple(row), owners[row.request_id]) for row in fresh.values()]
+        insert_many(connection, LEDGER, SETTLED, settled)
     delete_in(connection, HOLDS.c.hold_id, [row.hold_id for row in rows])
     return [fresh.get(row.request_id) or find_row_now(connection, row.request_id) or row for row in rows]
 

@@ -42,9 +42,9 @@ from hitsend.serve.usage.rows import (
     end_hold_if_taken,
     find_row,
     foreign_holds,
-    hold_values,
     ledger_row,
     move_hold,
+    row_of,
 )
 from hitsend.settings import UsageSettings
 
@@ -209,8 +209,8 @@ class Ledger:
         self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]] | None
     ) -> asyncio.Future[Any]:
         """`write` where it isn't `end_holds`, together with others."""
-        row = ledger_row(
-            hold_values(hold),
+        row = row_of(
+            hold,
             settlement.usage,
             self._clock.wall(),
             discarded_tokens=settlement.discarded_tokens,

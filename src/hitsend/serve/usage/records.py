@@ -66,6 +66,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = tuple(RECORDS.c[name] for name in RecordSummary.__struct_fields__)
+_STORED = (*RecordSummary.__struct_fields__, "body")
 _STANDING = tuple(RECORDS.c[name] for name in ("request_id", "key_id", "prompt_tokens", "completion_tokens"))
 
 
@@ -213,11 +214,11 @@ def _store(connection: Connection, several: Sequence[list[tuple[RecordSummary, b
             connection.execute(delete(RECORDS).where(RECORDS.c.request_id == request_id))
         else:
             kept.add(request_id)
-    fresh = [msgspec.structs.asdict(summary) | {"body": body} for summary, body in newest.values()]
-    if kept:
-        fresh = [row for row in fresh if row["request_id"] not in kept]
+    fresh = [
+        (*msgspec.structs.astuple(summary), body) for summary, body in newest.values() if summary.request_id not in kept
+    ]
     if fresh:
-        insert_many(connection, RECORDS, fresh)
+        insert_many(connection, RECORDS, _STORED, fresh)
     return [None] * len(several)
 
 
