@@ -27,6 +27,7 @@ from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import BatchServices, ServedModel, Services
 from hitsend.serve.aside import Asides
 from hitsend.serve.batching.start import batch_runner
+from hitsend.serve.candidates import able_request
 from hitsend.serve.cascade import Scorers
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
@@ -198,7 +199,7 @@ def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
         for name, route in targets.routes.items()
         if route.strategy == "cascade"
     }
-    return Routing(stages, targets, Asides(stages, flights), scorers)
+    return Routing(stages, targets, Asides(stages, flights, targets.routes), scorers)
 
 
 def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -275,7 +276,7 @@ def _services(
         embed=partial(embed_anywhere, embedding),
         embedding_model=embeds,
         embedding_models_elsewhere=_embed_elsewhere(embedding, created),
-        suited=partial(_suited, stages),
+        suited=partial(_suited, routing),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
         shed=stages.quota.shed,
@@ -313,7 +314,12 @@ def _embed_elsewhere(embedding: EmbeddingStages, created: int) -> tuple[ServedMo
     return tuple(ServedModel(name, created, one.settings.context) for name, one in embedding.elsewhere.items())
 
 
-def _suited(stages: Stages, request: Request) -> Request:
-    is_foreign = request.model not in stages.engines or request.model in stages.handovers  # a route is neither's
-    stages = stages.of(request.model)
-    return request if is_foreign else suited(request, stages.text.facts, stages.formats)
+def _suited(routing: Routing, request: Request) -> Request:
+    """As the template would get it; of a route, that of the first of its engines, with the route's will."""
+    stages, route = routing.stages, routing.targets.routes.get(request.model)
+    model = request.model if route is None else routing.model_of(route.model, route.engines[0])
+    asked = request if route is None else able_request(request, route, model, stages)
+    if model in stages.engines and model not in stages.handovers:
+        stages = stages.of(model)
+        asked = suited(asked, stages.text.facts, stages.formats)
+    return msgspec.structs.replace(asked, model=request.model)
