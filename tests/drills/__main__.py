@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from hitsend.serve.database.connection import database_url
+from tests.drills import accounting
 from tests.drills.batches import BATCH_POINTS, batch_crash
 from tests.drills.crashes import POINTS, WITH_A_MODEL, Launcher, Tally, crash, launcher
 from tests.drills.outages import outages
@@ -63,7 +64,18 @@ async def with_a_model(at: Launcher, folder: Path, times: int) -> int:
     return faults
 
 
-async def main(times: int, model_times: int) -> int:
+async def accounts(num: int, folder: Path) -> int:
+    """Mixed requests over four engines with faults; how many rows aren't what was produced."""
+    begun = time.monotonic()
+    report, text = await accounting.shown(num, folder / "accounts")
+    result = f"{len(report.faults)} faults" if report.faults else "ok"
+    print(f"\naccounting: {text}: {result}, {time.monotonic() - begun:.0f} s", flush=True)
+    for fault in report.faults[:10]:
+        print(f"    {fault}", file=sys.stderr, flush=True)
+    return len(report.faults)
+
+
+async def main(times: int, model_times: int, num_requests: int) -> int:
     """Everything; how many faults."""
     print("| database | killed at | lives | rows | result | took |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     async with contextlib.AsyncExitStack() as stack:
@@ -89,6 +101,7 @@ async def main(times: int, model_times: int) -> int:
             show("PostgreSQL", "(its own immediate shutdown)", tally, time.monotonic() - begun)
             faults += len(tally.faults)
         faults += await with_a_model(at, folder, model_times) if model_times else 0
+        faults += await accounts(num_requests, folder) if num_requests else 0
     return faults
 
 
@@ -102,5 +115,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50, help="lives per point, and outages")
     parser.add_argument("--model-times", type=int, default=MODEL_TIMES, help="lives per point with the bundled model")
+    parser.add_argument("--requests", type=int, default=1000, help="of the accounting drill")
+    parser.add_argument("--only", choices=("accounting", "faults"), help="one of the drills of upstreams alone")
     given = parser.parse_args()
-    sys.exit(asyncio.run(main(given.times, given.model_times)) > 0)
+    sys.exit(asyncio.run(main(given.times, given.model_times, given.requests)) > 0)
