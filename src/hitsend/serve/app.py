@@ -24,7 +24,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import BatchServices, ServedModel, Services
+from hitsend.serve.api.services import BatchServices, GatherFor, ServedModel, Services
 from hitsend.serve.aside import Asides
 from hitsend.serve.batching.start import batch_runner
 from hitsend.serve.candidates import able_request
@@ -43,6 +43,7 @@ from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
+from hitsend.serve.outside import Outside
 from hitsend.serve.pools import LocalModel
 from hitsend.serve.routed import Routing, run_named
 from hitsend.serve.stages import Stages, Words
@@ -138,7 +139,7 @@ async def built(
         )
         routing = _routing(settings, stages, flights)
         stack.push_async_callback(routing.asides.stop)
-        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=started.pool)
+        watch = _watch(settings, stages, started, stores, metrics=metrics, targets=routing.targets)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(
             clock, started.embedder, stages.prices, stages.ledger, stages.quota, started.upstreams.embedders
@@ -200,6 +201,22 @@ def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
         if route.strategy == "cascade"
     }
     return Routing(stages, targets, Asides(stages, flights, targets.routes), scorers)
+
+
+def _watch(
+    settings: Settings, stages: Stages, started: Children, stores: Stores, *, metrics: Metrics, targets: Targets
+) -> Watch:
+    engines = (*stages.engines.values(), *started.upstreams.embedders.values())
+    outside = Outside(engines, targets, stores.database, stages.clock)
+    return Watch(
+        settings,
+        stages,
+        embedded=started.engine,
+        stores=stores,
+        metrics=metrics,
+        pool=started.pool,
+        outside=outside,
+    )
 
 
 def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -284,7 +301,15 @@ def _services(
         books=open_books(stores.database, stages.clock, counters),
         estimate=dry_runs.estimate,
         explain=dry_runs.explain,
+        gather=partial(_gathered, watch.outside),
+        elsewhere=watch.outside.now,
     )
+
+
+async def _gathered(outside: Outside, what: GatherFor) -> None:
+    """What a scrape has to wait for."""
+    if what != "state":
+        await outside.look()
 
 
 def _served(stages: Stages, routing: Routing, created: int) -> tuple[ServedModel, ...]:

@@ -14,10 +14,11 @@ import msgspec
 
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
-from hitsend.core.errors import LimitError
+from hitsend.core.errors import Ended, LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.core.shown import as_json
+from hitsend.serve.usage import elsewhere
 from hitsend.serve.usage import figures as counted
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.objectives import outcome
@@ -151,7 +152,10 @@ def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
     kinds: dict[type, list[Any]] = {ev.ChoiceFinished: [], ev.Cancelled: [], ev.Queued: []}
+    outside: list[ev.Event] = []
     for event in flight.events():
+        if isinstance(event, elsewhere.KINDS):
+            outside.append(event)
         if (found := kinds.get(type(event))) is not None:
             found.append(event)
     endings, has_queued = kinds[ev.ChoiceFinished], bool(kinds[ev.Queued])
@@ -179,6 +183,8 @@ def figures(flight: Flight) -> RequestFigures:
         request_id=flight.request_id,
         refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
         segments_s=tuple(ms / 1000.0 for ms in spent.values()),
+        calls=elsewhere.calls_of(outside, has_left=isinstance(flight.error, Ended)),
+        course=elsewhere.course_of(outside, is_ok=flight.error is None),
     )
 
 
