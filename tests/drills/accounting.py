@@ -139,11 +139,19 @@ def tree(folder: Path, url: str, *, with_model: bool) -> settings.Settings:
     )
 
 
+def fresh() -> aiohttp.TCPConnector:
+    """A connection per request: none that is kept is closed just when it would be used again."""
+    return aiohttp.TCPConnector(force_close=True)
+
+
 async def account(folder: Path, num: int, *, seed: int = 7, with_model: bool = False, stalls: bool = False) -> Report:
     """Ask, then count."""
     async with mock_upstream() as mock:
         mock.script = emulator = Emulator(seed, stalls=stalls)
-        async with running(tree(folder, mock.url, with_model=with_model)) as server, aiohttp.ClientSession() as session:
+        async with (
+            running(tree(folder, mock.url, with_model=with_model)) as server,
+            aiohttp.ClientSession(connector=fresh()) as session,
+        ):
             clients = _Clients(server.base_url, session, emulator, random.Random(seed + 1))
             names = [f"q{number}" for number in range(num)]
             models = ["a", "b", "c", "falls", "drafts", *(["local", "local"] if with_model else [])]

@@ -26,6 +26,7 @@ import msgspec
 from hitsend import settings
 from hitsend.serve.app import running
 from hitsend.settings_upstreams import UpstreamSettings, WorkersAISettings
+from tests.drills.accounting import fresh
 
 KINDS = ("openai", "workers_ai")
 FAULTS = ("cut", "reset", "stall", "junk", "brace", "half", "again", "left")
@@ -196,7 +197,7 @@ async def _server(folder: Path, player: Player) -> AsyncIterator[str]:
 async def broken(folder: Path, asked: list[Case]) -> Report:
     """Ask all of them; then every one has one row, and what the client got is what its fault allows."""
     player, report = Player(), Report(len(asked))
-    async with _server(folder, player) as url, aiohttp.ClientSession() as session:
+    async with _server(folder, player) as url, aiohttp.ClientSession(connector=fresh()) as session:
         turns = asyncio.Semaphore(AT_ONCE)
 
         async def one(case: Case) -> None:
