@@ -116,7 +116,7 @@ def cases(faults: Iterable[str] = FAULTS, step: int = 1) -> list[Case]:
     found = []
     for kind in KINDS:
         whole = recording(kind)
-        edges = {whole.answered - 1, whole.answered, whole.ended - 1, whole.ended, len(whole.data) - 1}
+        edges = {whole.answered, whole.ended - 1, whole.ended}
         for is_streamed in (True, False):
             for offset, fault in enumerate(faults):
                 places = edges | set(range(offset % step, len(whole.data), step))

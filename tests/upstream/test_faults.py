@@ -140,11 +140,12 @@ async def test_a_status_is_repeated_once_where_it_did_no_work(status):
         assert answer.error.code == ("rate_limit_exceeded" if status.startswith("429") else "engine_unavailable")
 
 
-async def test_the_breaker_opens_tries_one_and_closes():
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_breaker_opens_tries_one_and_closes(kind):
     clock = FakeClock()
     async with playing() as player:
         fields = {"breaker_failures": 3, "breaker_open_s": 2.0}
-        async with engine_of(settings_of(UpstreamSettings, player.url, **fields), clock=clock) as engine:
+        async with engine_of(settings_of(kind, player.url, **fields), clock=clock) as engine:
             player.data = HEAD + EVENTS[0]
             for _ in range(3):
                 assert (await ask(engine)).error.code == "engine_failed"
@@ -160,7 +161,7 @@ async def test_the_breaker_opens_tries_one_and_closes():
 @pytest.mark.slow  # hundreds of requests through a server
 async def test_a_sample_of_all_faults_through_the_whole_server(tmp_path):
     """`make drill` breaks every byte; here each fault has some, and those around the answer's end."""
-    asked = cases(step=80)
+    asked = cases(step=160)
     report = await faulty(tmp_path, asked)
     assert report.faults == []
     assert {case.fault for case in asked} == {*FAULTS, "status"}
