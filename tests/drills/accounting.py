@@ -118,7 +118,7 @@ def tree(folder: Path, url: str, *, with_model: bool) -> settings.Settings:
     """The server: four names that are asked directly, and two routes."""
     root = url.removesuffix("/v1")
     patient: dict[str, Any] = {"breaker_failures": 10**6, "breaker_share": 1.0, "retry_share": 1.0}
-    patient |= {"stall_timeout_s": STALL_S, "counts_prompts": "bytes"}
+    patient |= {"stall_timeout_s": STALL_S, "counts_prompts": "bytes", "connect_timeout_s": 60.0}
     engines = (
         UpstreamSettings(name="a", base_url=url, models={"a": "x/a"}, prices=PRICES, **patient),
         VllmSettings(name="b", base_url=root, models={"b": "x/b"}, prices=PRICES, metrics_poll_s=0.0, **patient),

@@ -170,6 +170,7 @@ class Report(msgspec.Struct):
 @asynccontextmanager
 async def _server(folder: Path, player: Player) -> AsyncIterator[str]:
     fields: dict[str, Any] = {"breaker_failures": 10**6, "breaker_share": 1.0, "retry_share": 1.0}
+    fields["connect_timeout_s"] = 60.0  # what is drilled is the answer, and a busy machine takes its time
     engines: list[Any] = []
     for suffix, stall_s in (("", 60.0), ("-stall", STALL_S)):
         more = fields | {"base_url": player.url, "stall_timeout_s": stall_s}

@@ -125,7 +125,7 @@ class Asides:
         levels = payer_of(route, request.principal).levels
         try:
             if levels:
-                await self._stages.quota.preview(Ask(request.request_id, levels, 0, 0, 1))
+                await self._stages.quota.preview(Ask(f"{request.request_id}/route", levels, 0, 0, 1))
         except LimitError:
             return False
         return True
@@ -135,6 +135,7 @@ class Asides:
         hold, usage, ledger, quota = tried.hold, tried.settlement.usage, self._stages.ledger, self._stages.quota
         flight = self._flights.open(hold.request_id, hold.principal)
         flight.received_at, flight.model = tried.began_at, hold.model
+        cost = 0
         try:
             flight.record(Routed(hold.engine, hold.model, f"given up: {tried.settlement.reason}", route=tried.route))
             for state in (State.PREPARED, State.RESERVED, State.RUNNING):
@@ -145,11 +146,11 @@ class Asides:
                     await quota.reserve(Ask(hold.request_id, hold.principal.levels, 0, 0, 0))
             now, taken = self.clock.now(), await ledger.reserve(hold)
             flight.ledger = row = await ledger.settle(taken, tried.settlement)
-            await quota.settle(hold.request_id, Used(cost_microusd=row.cost_microusd))
+            cost = row.cost_microusd
             reason, discarded = tried.settlement.reason, tried.settlement.discarded_tokens
             flight.finish_reason = reason
             flight.record(ChoiceFinished(0, reason, usage.completion_tokens, discarded))
-            counts = (usage.prompt_tokens, usage.completion_tokens, row.cost_microusd)
+            counts = (usage.prompt_tokens, usage.completion_tokens, cost)
             flight.record(Settled(now, self.clock.now(), taken.hold_id, *counts, reason))
             flight.enter(State.FINISHED)
         except ServeError as error:
@@ -157,6 +158,7 @@ class Asides:
             raise
         finally:
             self._flights.close(flight)
+            await quota.settle(hold.request_id, Used(cost_microusd=cost))
         return row
 
     def copy(self, request: Request, route: str, most: int, seen: Callable[[Aside], None]) -> str | None:
