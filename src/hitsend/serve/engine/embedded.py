@@ -6,6 +6,7 @@ figure, and until the next child is ready `generate` refuses with `EngineUnavail
 by `keeper.py`, in this process or (with several gateway processes) in another. Next: `generation.py`.
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Literal
@@ -42,6 +43,7 @@ from hitsend.serve.loop.shares import Path, most_waiting, path_of
 from hitsend.settings import AdapterSettings, EngineSettings
 
 _SEED_MASK = 2**63 - 1
+_log = logging.getLogger(__name__)
 
 
 class _Figures(msgspec.Struct):
@@ -56,6 +58,8 @@ class _Figures(msgspec.Struct):
     check: str | None = None
     cells_cached: int = 0
     cache_bytes: int = 0
+    cache_disk_bytes: int = 0
+    cache_disk_problem: str | None = None
     step_ended_at: float | None = None
 
 
@@ -198,6 +202,7 @@ class EmbeddedEngine:
             num_threads=facts.num_threads if facts is not None else 0,
             cells_cached=figures.cells_cached,
             cache_bytes=figures.cache_bytes,
+            cache_disk_bytes=figures.cache_disk_bytes,
         )
 
     def _went_down(self, error: ServeError) -> None:
@@ -231,6 +236,10 @@ class EmbeddedEngine:
         figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
         figures.paused = pulse.num_paused
         figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
+        figures.cache_disk_bytes = pulse.cache_disk_bytes
+        if pulse.cache_disk_problem != figures.cache_disk_problem:
+            _log.warning("engine.prefix_cache_dir: %s", pulse.cache_disk_problem)
+            figures.cache_disk_problem = pulse.cache_disk_problem
 
     def _stepped(self, report: StepReport) -> None:
         figures = self._figures

@@ -8,8 +8,9 @@ running. Next: `kv.py`.
 from hitsend.core.lifecycle import State, advance
 from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.prefix_cache import Entry, Ids, ids
+from hitsend.serve.loop.prefix_cache import Entry, ids
 from hitsend.serve.loop.prompt_scores import PromptScores
+from hitsend.serve.loop.radix import Ids
 from hitsend.serve.loop.sampler import Sampler
 from hitsend.serve.loop.shares import path_of
 from hitsend.serve.loop.speculate import Lookup
