@@ -30,6 +30,7 @@ from itertools import chain
 
 from hitsend.core.lifecycle import State
 from hitsend.core.request import IDLE_TIER
+from hitsend.serve.loop.pace import PIECE
 from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
@@ -77,11 +78,14 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
         decoding.sort(key=lambda each: each.last_step)
     for sequence in decoding[: max(room, 0)]:
         plan.share(sequence, 1)
+        if sequence.first_at is None:
+            sequence.first_at = plan.at
 
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
-    """Those that are late, and short, may have it all, as may all while somebody sits out for them; the others what
-    the pace allows."""
+    """Those that are late, and short, may have it all, as may all while somebody sits out for them, and the short ones
+    where decodes are too many to keep the target; the others what the pace allows, or a piece where no decode can keep
+    its targets any more."""
     if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
         return
     head = roster.waiting.head(plan.at)
@@ -91,7 +95,12 @@ def pace_prompts(roster: Roster, plan: StepPlan) -> None:
     if not prompts:
         return
     first = min(prompts, key=lambda each: roster.order(each, plan.at))
-    tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=roster.is_long(first))
+    is_long = roster.is_long(first)
+    tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=is_long)
+    if not is_long and roster.is_too_full:
+        tokens = plan.tokens_left
+    elif not is_long and not any(_can_keep(roster, share.sequence, plan.at) for share in plan.shares):
+        tokens = max(tokens, min(PIECE, plan.tokens_left))
     plan.prompts_left = max(tokens, _late_tokens(roster, plan, prompts))
 
 
@@ -150,15 +159,24 @@ def _has_prompt(sequence: Sequence) -> bool:
     return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
 
 
+def _can_keep(roster: Roster, sequence: Sequence, at: float) -> bool:
+    first_at = sequence.first_at
+    return first_at is not None and roster.pace.can_keep(sequence.arrived_at, first_at, sequence.num_output_tokens, at)
+
+
 def _late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
-    """What short prompts that are late have to compute, of those within their share; no more than the step has."""
+    """What short prompts that are late, but not too late, have to compute, of those within their share; no more than
+    the step has."""
     if not any(roster.pace.is_late(each.arrived_at, plan.at) for each in prompts):
         return 0
     tokens = 0
     for sequence in chain(filter(_has_prompt, roster.running), roster.waiting):
-        is_late = roster.pace.is_late(sequence.arrived_at, plan.at) and not roster.is_long(sequence)
-        if is_late and not sequence.is_paused and not roster.is_over(sequence, plan.at):
-            tokens += sequence.num_pending_tokens
+        left, is_out = sequence.num_pending_tokens, sequence.is_paused or roster.is_long(sequence)
+        if is_out or roster.is_over(sequence, plan.at):
+            continue
+        came, pace = sequence.arrived_at, roster.pace
+        if pace.is_late(came, plan.at) and not pace.is_lost(came, left, plan.at):
+            tokens += left
         if tokens >= plan.tokens_left:
             break
     return min(tokens, plan.tokens_left)

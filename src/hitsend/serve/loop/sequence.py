@@ -26,6 +26,7 @@ class Sequence:
     `leader` computes the beginning of this prompt for somebody else, and is waited for; `entry` is what others may find
     of this one; a checkpoint is due at each of `checkpoints`. `num_cached_tokens` of the prompt came from the cache.
     `lookup`: its guesses at what it says next, from its first decode on where there are drafts.
+    `first_at`: when the first step began that had its first token.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
@@ -43,6 +44,7 @@ class Sequence:
         "deadline_s",
         "ends",
         "entry",
+        "first_at",
         "has_looked",
         "is_paused",
         "last_step",
@@ -116,6 +118,7 @@ class Sequence:
         self.slot: int | None = None
         self.is_paused = self.has_looked = False
         self.admitted_at: float | None = None
+        self.first_at: float | None = None
 
     @property
     def held_slot(self) -> int:
