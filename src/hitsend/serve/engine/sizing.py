@@ -8,6 +8,7 @@ the library can say (the metadata as text). Next: `rehearsal.py`.
 """
 
 import asyncio
+import importlib
 import os
 import resource
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-import hitsend.serve.engine.worker  # noqa: F401  # what the engine's process imports is part of what it takes
 from hitsend.core.errors import ConfigError, EngineUnavailable
 from hitsend.gguf import read_header
 from hitsend.serve.child import Child, ChildExit, ChildGone
@@ -109,6 +109,7 @@ async def _sized(config: WorkerConfig) -> Sized:
 
 def main(arguments: list[str]) -> None:
     """Answer until the edge hangs up."""
+    importlib.import_module("hitsend.serve.engine.worker")  # what an engine's process imports is part of what it takes
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     die_with_parent()
     line = ParentLine(int(arguments[arguments.index("--fd") + 1]))
