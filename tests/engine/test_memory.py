@@ -19,7 +19,7 @@ pytestmark = pytest.mark.model
 
 WAYS = {
     "streams": {"num_slots": 8, "context": 1024},
-    "one pool, q8_0": {"kv_type": "q8_0", "kv_mode": "unified", "kv_budget_bytes": 100_000_000, "num_slots": 32},
+    "one pool, q8_0": {"kv_type": "q8_0", "kv_mode": "unified", "kv_budget_bytes": 40_000_000},
 }
 
 
@@ -33,8 +33,8 @@ async def compare(path: str, engine_of: Callable[..., Any], **way: Any) -> None:
     async with engine_of(path, settings) as engine:
 
         async def one(number: int) -> None:
-            prompt = tuple(1000 + (7 * i + number) % 900 for i in range(100))
-            job = Job(f"{number}", prompt, SamplingParams(), n=1, max_tokens=8, deadline_s=300.0, tenant=())
+            prompt = tuple(1000 + (7 * i + number) % 900 for i in range(128))
+            job = Job(f"{number}", prompt, SamplingParams(), n=1, max_tokens=4, deadline_s=900.0, tenant=())
             generation = engine.generate(job)
             async for _ in generation:
                 pass

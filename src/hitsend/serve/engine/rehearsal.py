@@ -38,9 +38,11 @@ _MIB = 1024 * 1024
 _LOGIT_BYTES = 4
 _LOGIT_ROWS = 2
 """Of each slot: the library's own, and the loop's copy."""
-_ROWS = 32
-"""Rows of logits that a step has room for, where there are fewer slots: drafts and prompts that are scored want more
-than one each. With this the tiny hybrid's buffers are met, too, which touch more of their plan than others do."""
+_ROWS, _HYBRID_ROWS = 16, 64
+"""Rows of logits that a step has room for, where there are fewer slots: drafts and scored prompts want more than one
+each. The second was found by measuring: models with recurrent layers work in more than their plan says."""
+_OWN_BYTES = 2 * 1024 * 1024
+"""What a process that rehearses has and an engine's hasn't: asyncio, and how it speaks with children."""
 _REPACKS = "CPU_REPACK model buffer"
 _REPACKED = {2, 10, 12, 20}
 """ggml's types that libllama's processor backend lays out anew (Q4_0, Q2_K, Q4_K, IQ4_NL), as far as it says that it
@@ -93,7 +95,7 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
     except ConfigError:
         return memory
     compute, repacked = sum(each.compute for each in found), sum(each.repacked for each in found)
-    return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=resident_bytes())
+    return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=resident_bytes() - _OWN_BYTES)
 
 
 def resident_bytes() -> int:
@@ -124,7 +126,7 @@ def _rehearsed(path: str, plan: CellPlan, settings: EngineSettings, library: Lib
             num_threads=settings.num_threads or num_cores(),
             is_unified=plan.is_unified,
             kv_type=kv_type,
-            num_outputs=max(plan.num_slots, _ROWS),
+            num_outputs=max(plan.num_slots, _HYBRID_ROWS if model.is_recurrent else _ROWS),
         )
     finally:
         library.on_line = None
