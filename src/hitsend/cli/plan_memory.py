@@ -73,10 +73,7 @@ def memory(
     )
     found = document(plan)
     if engine == "hitsend" and gpu is None:
-        kv_bytes = None if available_kv_gib is None else int(available_kv_gib * GIB)
-        found["process"] = process_memory(
-            model, max_model_len=max_model_len, max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, kv_bytes=kv_bytes
-        )
+        found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
     print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan.explain import GIB
 from hitsend.serve.engine.models import BUNDLED, resolve
 from hitsend.serve.engine.rehearsal import server_bytes
 from hitsend.serve.engine.sizing import sizes
@@ -22,11 +23,14 @@ _MB = 1e6
 
 
 def process_memory(
-    model: str, *, max_model_len: int | None, max_num_seqs: int | None, kv_dtype: str, kv_bytes: int | None
+    model: str, max_model_len: int | None, max_num_seqs: int | None, kv_dtype: str, kv_gib: float | None
 ) -> dict[str, Any] | None:
-    """Bytes of the process with these settings, else the engine's defaults. None: the model is no file here."""
+    """Bytes of the process with these settings, else the engine's defaults. `kv_gib`: for the cells.
+
+    None: the model is no file here."""
     if not Path(model).is_file() and model.lower() != BUNDLED:
         return None
+    kv_bytes = None if kv_gib is None else int(kv_gib * GIB)
     given: dict[str, Any] = {"context": max_model_len, "num_slots": max_num_seqs, "kv_budget_bytes": kv_bytes}
     kv_type: Literal["f16", "q8_0"] = "q8_0" if kv_dtype == "q8_0" else "f16"
     settings = EngineSettings(kv_type=kv_type, **{name: value for name, value in given.items() if value is not None})

@@ -248,8 +248,7 @@ class Seats:
         if source is None or cache is None or not self._is_room_for(source.entry, at):
             self._tell(sequence, found, None, "", at)
             return
-        entry = source.entry
-        kind = entry.place
+        entry, kind = source.entry, source.entry.place
         if entry.slot is not None and self.kv.is_shared:
             self._decoder.copy(entry.slot, slot)
         else:
