@@ -164,26 +164,7 @@ class EmbeddedEngine:
 
     def state(self) -> EngineState:
         """Figures of this moment."""
-        figures, facts = self._figures, self._line.facts
-        return EngineState(
-            is_ready=self._line.is_ready,
-            pid=self._line.pid,
-            restarts=self._line.restarts,
-            running=figures.running,
-            waiting=figures.waiting,
-            cells_total=facts.num_cells if facts is not None else 0,
-            cells_used=figures.cells_used,
-            slots_total=facts.num_slots if facts is not None else self._settings.num_slots,
-            slots_used=figures.slots_used,
-            preemptions_total=figures.preemptions_total,
-            progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
-            check=figures.check,
-            paused=figures.paused,
-            num_threads=facts.num_threads if facts is not None else 0,
-            cells_cached=figures.cells_cached,
-            cache_bytes=figures.cache_bytes,
-            cache_disk_bytes=figures.cache_disk_bytes,
-        )
+        return self._figures.state(self._line, self._settings.num_slots, self._clock.now())
 
     def _went_down(self, error: ServeError) -> None:
         """The child is gone, and with it everything that it had."""

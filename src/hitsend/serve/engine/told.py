@@ -8,6 +8,8 @@ import logging
 
 import msgspec
 
+from hitsend.serve.engine.keeper import EngineLine
+from hitsend.serve.engine.protocol import EngineState
 from hitsend.serve.loop.messages import Pulse, StepReport
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,29 @@ class Told(msgspec.Struct):
     cache_disk_bytes: int = 0
     cache_disk_problem: str | None = None
     step_ended_at: float | None = None
+
+    def state(self, line: EngineLine, num_slots: int, now: float) -> EngineState:
+        """With what the line knows of its child; `num_slots` until that has loaded its model."""
+        facts = line.facts
+        return EngineState(
+            is_ready=line.is_ready,
+            pid=line.pid,
+            restarts=line.restarts,
+            running=self.running,
+            waiting=self.waiting,
+            cells_total=facts.num_cells if facts is not None else 0,
+            cells_used=self.cells_used,
+            slots_total=facts.num_slots if facts is not None else num_slots,
+            slots_used=self.slots_used,
+            preemptions_total=self.preemptions_total,
+            progress_age_s=max(0.0, now - line.progress_at),
+            check=self.check,
+            paused=self.paused,
+            num_threads=facts.num_threads if facts is not None else 0,
+            cells_cached=self.cells_cached,
+            cache_bytes=self.cache_bytes,
+            cache_disk_bytes=self.cache_disk_bytes,
+        )
 
     def pulsed(self, pulse: Pulse) -> None:
         """A pulse came."""

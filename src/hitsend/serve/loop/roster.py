@@ -159,11 +159,6 @@ class Roster:
         may_take_all = not self.running or sequence.state is State.PREEMPTED
         return may_take_all or not takes_kept or not self.is_over(sequence, at)
 
-    @property
-    def is_too_full(self) -> bool:
-        """Whether those that run can't all keep the target whatever prompts do."""
-        return self.pace.is_too_full(len(self.running))
-
     def is_long(self, sequence: Sequence) -> bool:
         """Whether it had a long prompt to compute when it began, or would have now."""
         return sequence.arrival in self._long or sequence.num_pending_tokens > LONG_TOKENS
@@ -172,7 +167,7 @@ class Roster:
         """Prompts go by what each tenant had lately, and within a tenant by when they are due; for a while, idle work
         comes after all others."""
         came, tokens = sequence.arrived_at, sequence.num_pending_tokens
-        is_lost = self.is_too_full or self.pace.is_lost(came, tokens, at)
+        is_lost = self.pace.is_too_full(len(self.running)) or self.pace.is_lost(came, tokens, at)
         due_at = self.pace.due_at(came, tokens, is_lost=is_lost)
         yields = sequence.tier >= IDLE_TIER and at - sequence.arrived_at < YIELD_S
         return (float(yields), *self.shares.order(sequence.path, at)), due_at

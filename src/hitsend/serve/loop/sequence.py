@@ -181,6 +181,11 @@ class Sequence:
         return self.leader is not None or self.waits_for_sibling
 
     @property
+    def has_prompt(self) -> bool:
+        """Whether it has more than its newest token to compute, and nothing to wait for."""
+        return not (self.is_decoding or self.is_paused or self.waits_for_other)
+
+    @property
     def tokens_to_checkpoint(self) -> int:
         """How many tokens it may compute before a checkpoint is due, or all that it knows."""
         due = [point for point in self.checkpoints if point > self.num_computed_tokens]
