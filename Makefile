@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-search bench-segments bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-memory bench-prefix bench-search bench-segments bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -107,6 +107,9 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 
 bench-goodput: dev ## requests a second within TTFT and TPOT, beside llama-server, in an open loop
 	@$(BIN)/python -m bench.goodput $(ARGS)
+
+bench-memory: dev ## memory predicted before a start beside what the processes take after a full batch
+	@$(BIN)/python -m bench.memory $(ARGS)
 
 bench-utilisation: dev ## decode against the byte floor, prefill against sgemm, and where a step's time goes
 	@$(BIN)/python -m bench.utilisation $(ARGS)

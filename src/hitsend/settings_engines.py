@@ -76,7 +76,7 @@ class EngineSettings(Section, frozen=True):
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache."""
     memory_budget_bytes: Positive | None = None
-    """Weights, adapters, cells and state of all embedded models, predicted from their files; default: no bound."""
+    """The processes of all embedded models, predicted before they start, saved prefixes apart; default: no bound."""
     kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
     """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
@@ -93,6 +93,10 @@ class EngineSettings(Section, frozen=True):
     """Cells beyond its prompt that a request must find free to be admitted."""
     prefix_cache_bytes: Count = 512 * 1024 * 1024
     """Host memory for prefixes of earlier prompts whose cells somebody else needed; 0: no prefix is ever used again."""
+    prefix_cache_dir: str | None = None
+    """A folder to which saved prefixes go that have to leave memory; default: none. What is there holds prompts."""
+    prefix_cache_disk_bytes: Count = 0
+    """Most that a model's saved prefixes take in `prefix_cache_dir`; 0: nothing is written."""
     prefix_cache_step: Positive = 64
     """Prompts go on at multiples of this. 64 keeps outputs bit-identical to those of a fresh run; 1: at any token."""
     prefix_cache_answers: bool = True

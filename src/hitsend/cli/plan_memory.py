@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.cli.plan_process import process_memory, process_text
 from hitsend.plan.explain import GIB, document
 from hitsend.plan.facts import load_facts
 from hitsend.plan.hardware import find_gpu
@@ -71,6 +72,8 @@ def memory(
         )
     )
     found = document(plan)
+    if engine == "hitsend" and gpu is None:
+        found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
     print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
 
 
@@ -93,7 +96,7 @@ def memory_text(found: dict[str, Any]) -> list[str]:
     ]
     if fits:
         lines.append(f"  would fit: {', '.join(fits)}")
-    return lines
+    return lines + [f"  {line}" for line in process_text(found["process"])] if found.get("process") else lines
 
 
 def check_logs(

@@ -215,13 +215,17 @@ _CONVERTING: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Library:
-    """libllama, loaded and checked: `lib.llama_decode(...)` and so on. Handles are plain integers."""
+    """libllama, loaded and checked: `lib.llama_decode(...)` and so on. Handles are plain integers.
+
+    `on_line` is told all that the library logs; it mustn't raise.
+    """
 
     def __init__(self, path: str, functions: c.CDLL, build: int | None) -> None:
         self.path = path
         self.build = build
         self._functions = functions
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.on_line: Callable[[str], None] | None = None
         self._callback = LogCallback(self._log)
         functions.llama_log_set(self._callback, None)
         functions.llama_backend_init()
@@ -257,6 +261,8 @@ class Library:
 
     def _log(self, level: int, text: bytes | None, _data: int | None) -> None:
         # Level 5 continues the line before it. An exception here would be printed by ctypes, so nothing may raise.
+        if text and self.on_line is not None:
+            self.on_line(text.decode("utf-8", "replace"))
         if text and level >= _WARN:
             self._lines.append(text.decode("utf-8", "replace")[:400])
 

@@ -38,7 +38,7 @@ _PARTIAL_ONLY = 1
 
 
 class LlamaDecoder:
-    """One context of `plan.num_slots` sequences. Not thread-safe. See `loop/decoder.py` for the contract."""
+    """One context of `plan.num_slots` sequences. Not thread-safe. `num_outputs`: rows of logits per call; 0: any."""
 
     def __init__(
         self,
@@ -51,13 +51,14 @@ class LlamaDecoder:
         is_unified: bool,
         adapters: Adapters | None = None,
         kv_type: str = "f16",
+        num_outputs: int = 0,
     ) -> None:
         self._clock = clock
         self._adapters = adapters
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
         self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
-        self._context = self._open(num_threads, KV_TYPES[kv_type])
+        self._context = self._open(num_threads, KV_TYPES[kv_type], num_outputs)
         self._memory: int = self._lib.llama_get_memory(self._context)
         self._vocab_size = model.vocabulary.num_tokens
         self._end = model.vocabulary.eog
@@ -219,13 +220,14 @@ class LlamaDecoder:
             self._lib.llama_free(self._context)
             self._context = 0
 
-    def _open(self, num_threads: int, kv_type: int) -> int:
+    def _open(self, num_threads: int, kv_type: int, num_outputs: int) -> int:
         lib, plan = self._lib, self._plan
         params = lib.default_context_params()
         params.n_ctx = plan.num_cells
         params.n_batch = self._max_batch
         params.n_ubatch = self._max_call
         params.n_seq_max = plan.num_slots
+        params.n_outputs_max = num_outputs
         params.n_threads = params.n_threads_batch = num_threads
         params.kv_unified = self._is_unified
         params.type_k = params.type_v = kv_type

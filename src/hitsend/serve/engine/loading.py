@@ -24,6 +24,8 @@ from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
+from hitsend.serve.loop.roster import LoopLimits
+from hitsend.settings import EngineSettings
 
 
 def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts, Compiler]:
@@ -74,6 +76,23 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         speculation_reason=why_not,
     )
     return decoder, facts, compiler_for(model)
+
+
+def limits_of(settings: EngineSettings) -> LoopLimits:
+    """The loop's part of the settings."""
+    return LoopLimits(
+        settings.step_tokens,
+        settings.reserve_tokens,
+        settings.max_waiting,
+        settings.check_every_step,
+        settings.aging_s,
+        settings.tpot_target_s,
+        settings.ttft_target_s,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_step=settings.prefix_cache_step,
+        prefix_answers=settings.prefix_cache_answers,
+        prefix_disk_bytes=settings.prefix_cache_disk_bytes,
+    )
 
 
 def compiler_for(model: LoadedModel) -> Compiler:

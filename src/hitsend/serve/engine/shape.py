@@ -97,12 +97,6 @@ def _divided(shape: MemoryShape, settings: EngineSettings, longest: int, *, is_u
     return CellPlan(slots, per_slot, per_slot * slots, is_unified)
 
 
-def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
-    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
-    cells = plan.num_cells * shape.kv_bytes_per_cell
-    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
-
-
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:
     sharing = settings.num_slots if settings.kv_mode == "per_stream" else 1
     need = sharing * wanted * shape.kv_bytes_per_cell + settings.num_slots * shape.state_bytes_per_slot
