@@ -255,7 +255,20 @@ async def test_the_page_asks_for_a_key_where_one_is_needed_and_keeps_it_in_the_t
 
 def test_the_page_is_whole_without_anything_from_elsewhere():
     texts = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
-    modules = ("api", "ask", "compare", "dom", "live", "money", "page", "record", "search", "tokens", "waterfall")
+    modules = (
+        "api",
+        "ask",
+        "compare",
+        "dom",
+        "live",
+        "money",
+        "page",
+        "plan",
+        "record",
+        "search",
+        "tokens",
+        "waterfall",
+    )
     pages = {"index.html", "page.css", "views.css", "docs.html", "docs.js", "docs.css"}
     assert set(texts) == {*pages, *(f"{name}.js" for name in modules)}
     for name, text in texts.items():
