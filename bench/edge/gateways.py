@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -83,7 +83,9 @@ def wait_for(url: str, log: Path) -> None:
 
 
 @contextmanager
-def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
+def hitsend(
+    port: int, upstream: int, folder: Path, *, module: str = "hitsend", more: Sequence[str] = ()
+) -> Iterator[Gateway]:
     """With everything on."""
     key, reader = _make_key(folder), _new_key(folder, ["--name", "reader", "--role", "reader"])
     upstream_url = f"http://127.0.0.1:{upstream}/v1"
@@ -92,7 +94,7 @@ def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
         f'[engine]\nmodel = "none"\n[[engines]]\nname = "mock"\nbase_url = "{upstream_url}"\n'
         f'max_concurrent = 4096\nmodels = {{ {MODEL} = "mock" }}\nprices = {{ input = 0.5, output = 1.5 }}\n'
     )
-    words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port)]
+    words = [sys.executable, "-m", module, "serve", *more, "--config", str(config), "--port", str(port)]
     words += ["--data", str(folder / "data"), *os.environ.get("BENCH_EDGE_SET", "").split()]
     log = folder / "hitsend.log"
     with started(words, GATEWAY_CORE, log) as pid:

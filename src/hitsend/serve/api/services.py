@@ -16,6 +16,7 @@ from hitsend.core.events import LimitCheck
 from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.core.seen import Seen
 from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
@@ -199,6 +200,11 @@ async def _nothing_to_shed(_levels: tuple[Level, ...]) -> None:
     """No limits are counted."""
 
 
+async def _nothing_elsewhere(_key_id: str | None) -> tuple[Seen, ...]:
+    """One process has all requests."""
+    return ()
+
+
 async def _nothing_to_explain(request: Request) -> Explanation:
     """There are no routes."""
     return Explanation(request.model, None, None, "", request.model, "")
@@ -212,7 +218,8 @@ class Services(msgspec.Struct, frozen=True):
     `suited`: the request as this
     model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
     looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
-    brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
+    brings in what other processes have of their figures; `elsewhere` are their open requests, that key's alone if one
+    is given. `model_state` is what `/v1/models` adds to a model that comes
     and goes. `stopping` is set when the server begins to stop: what lasts as long as somebody looks ends then.
     """
 
@@ -241,6 +248,7 @@ class Services(msgspec.Struct, frozen=True):
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
+    elsewhere: Callable[[str | None], Awaitable[tuple[Seen, ...]]] = _nothing_elsewhere
     stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
     explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain
