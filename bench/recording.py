@@ -70,7 +70,11 @@ def speed(pairs: int, concurrency: int) -> list[dict[str, dict[str, float]]]:
     """Rounds in pairs: with records and without."""
     gguf, threads = bundled_gguf(), psutil.cpu_count() or 1
     rows = []
-    with serving(gguf, threads) as full, serving(gguf, threads, module="bench.unrecorded") as bare:
+    patient = "engine.wait_timeout_s=900"  # a slow machine is no fault
+    with (
+        serving(gguf, threads, patient) as full,
+        serving(gguf, threads, patient, module="bench.unrecorded") as bare,
+    ):
         servers = {"with": full, "without": bare}
         for server in servers.values():
             one_round(server, concurrency, 99)
