@@ -1,13 +1,15 @@
 """What the flight record costs: the same server with it and without it (`bench/unrecorded.py`), in one run, in turns.
 
 Usage: python -m bench.recording [--pairs 24] [--concurrency 32] [--memory 100000] [--json FILE]
-Real model, `--concurrency` sequences at once. Prints the ratio of output tokens per second with its 95 % interval, from
-pairs of rounds whose order alternates; and, which a busy machine disturbs less, the processor time per output token of
-the edge process that records and of all processes. Then, before a fast mock upstream, what both hold in memory over
-`--memory` requests, every twentieth of it, and how many records the full one keeps.
+First, without a server, what the record's own code takes: the events of `--concurrency` requests in one batch, closed,
+packed, summed up; the least of many turns, which other load can't raise. Then the real model, `--concurrency` sequences
+at once: the ratio of output tokens per second with its 95 % interval, from pairs of rounds whose order alternates, and
+the processor time per output token of the edge process, which records, and of all processes. Then, before a fast mock
+upstream, what both hold in memory over `--memory` requests, every twentieth of it, and how many records are kept.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import math
@@ -16,15 +18,28 @@ import sqlite3
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
+from sqlalchemy import func, select
 
 from bench.edge.gateways import OTHER_CORE, Gateway, hitsend, started
 from bench.edge.run import TOKENS, ask
 from bench.serving import OUTPUT_TOKENS, bundled_gguf, machine, measure
 from bench.serving import hitsend as serving
+from bench.unrecorded import Unrecorded
+from hitsend.core import events as ev
+from hitsend.core.clock import SystemClock
+from hitsend.core.record import Flight
+from hitsend.core.request import SamplingParams
+from hitsend.serve.database.connection import Database, database_url
+from hitsend.serve.database.schema import RECORDS
+from hitsend.serve.database.writer import Writer
+from hitsend.serve.flights import summary
+from hitsend.serve.usage.records import RecordStore, RecordSummary
+from hitsend.settings import RecordSettings
 from tests.served import free_port
 
 T_95 = {8: 2.365, 12: 2.201, 16: 2.131, 24: 2.069, 32: 2.040, 48: 2.012}
@@ -104,6 +119,64 @@ def judged(rows: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     }
 
 
+def flown(kind: type[Flight], count: int, first: int = 0) -> list[tuple[RecordSummary, bytes]]:
+    """So many requests side by side: each of `OUTPUT_TOKENS` steps, then closed, packed and summed up."""
+    clock = SystemClock()
+    flights = [kind(f"req_{first + number}", clock) for number in range(count)]
+    for flight in flights:
+        now = clock.now()
+        told: list[ev.Event] = [ev.Tokenized(now, now, 128, 4, ()), ev.Fitted(OUTPUT_TOKENS, (), SamplingParams(), {})]
+        told += [ev.Reserved("h", 128, OUTPUT_TOKENS, 1, "p"), ev.Queued(now, 0, 0), ev.Admitted(now, 0, 0, 256, 192)]
+        for event in told:
+            flight.record(event)
+    for step in range(OUTPUT_TOKENS):
+        now = clock.now()
+        for flight in flights:
+            flight.record(ev.Step(step, now, now + 1e-6, 0 if step else 128, 1, 0, count, count))
+            if step == 0:
+                flight.record(ev.FirstToken(now, 0))
+    for flight in flights:
+        flight.close()
+        flight.segments()
+    return [(summary(flight), flight.pack()) for flight in flights]
+
+
+async def store_alone(requests: int) -> list[tuple[int, float, int]]:
+    """(requests, MB of this process, records on disk) after each twentieth: the store as a server has it."""
+    settings = RecordSettings(max_stored=MAX_STORED)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="bench-recording-") as folder:
+        database = await Database.open(database_url(None, pathlib.Path(folder)))
+        writer = Writer(database)
+        writer.start()
+        store = RecordStore(database, writer, SystemClock(), settings)
+        for step in range(21):
+            for first in range((step - 1) * (requests // 20), step * (requests // 20), 100) if step else ():
+                for one, body in flown(Flight, 100, first):
+                    store.put(one, body)
+                await store.flush()
+            await store.prune()
+            async with database.reading() as connection:
+                count = (await connection.execute(select(func.count()).select_from(RECORDS))).scalar_one()
+            found.append((step * (requests // 20), psutil.Process().memory_info().rss / 1e6, count))
+        await writer.stop()
+        await database.close()
+    return found
+
+
+def alone(count: int, turns: int = 40) -> dict[str, float]:
+    """Microseconds of processor time per output token: with a record, and with what the pipeline needs anyway."""
+    least = {}
+    for name, kind in (("with", Flight), ("without", Unrecorded)):
+        times = []
+        for _ in range(turns):
+            began = time.process_time()
+            flown(kind, count)
+            times.append(time.process_time() - began)
+        least[name] = 1e6 * min(times) / (count * OUTPUT_TOKENS)
+    return least
+
+
 @contextlib.contextmanager
 def upstream_and(module: str, folder: pathlib.Path, mock: int) -> Iterator[Gateway]:
     """hitsend or its unrecorded twin before the mock."""
@@ -169,14 +242,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--memory", type=int, default=100_000, metavar="REQUESTS", help="0: don't")
+    parser.add_argument("--alone", action="store_true", help="no server: the record's own code and its store")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     result: dict[str, Any] = {}
-    if asked.pairs:
+    result["alone_us"] = found = alone(asked.concurrency)
+    print(f"the record's own code: {found['with']:.2f} us a token, {found['without']:.2f} of it without a record")
+    if asked.pairs and not asked.alone:
         rows = speed(asked.pairs, asked.concurrency)
         result |= {"rows": rows, "speed": judged(rows)}
         show_speed(result["speed"], asked.concurrency)
     if asked.memory:
+        result["store"] = rows = asyncio.run(store_alone(asked.memory))
+        for count, rss_mb, stored in rows:
+            print(f"the store alone, {count:,} requests: {rss_mb:.1f} MB, {stored:,} records on disk")
+    if asked.memory and not asked.alone:
         result["memory"] = memory(asked.memory)
         show_memory(result["memory"])
     if asked.json:

@@ -108,7 +108,11 @@ def test_what_is_wrong_is_said_by_field(name, fields, param, said):
     assert found["param"] == param
 
 
-KEYS = {"ann": Principal(key_id="k-ann", name="ann")}
+KEYS = {
+    "ann": Principal(key_id="k-ann", name="ann"),
+    "reader": Principal(key_id="k-r", name="reader", role="reader"),
+    "narrow": Principal(key_id="k-n", name="narrow", endpoints=("/v1",)),
+}
 BEARER = (b"authorization", b"Bearer ann")
 
 
@@ -118,7 +122,9 @@ async def test_the_route_answers_whoever_has_a_key_and_refuses_by_field():
     told = await edge.ask("/inspect/plan", None, BEARER)
     assert set(told.json()["plans"]) == set(PLANS)
     body = {"plan": "cost", "fields": ASKED["cost"]}
-    found = await edge.ask("/inspect/plan", body, BEARER)
+    assert (await edge.ask("/inspect/plan", body)).status == 401
+    assert (await edge.ask("/inspect/plan", body, (b"authorization", b"Bearer narrow"))).status == 403
+    found = await edge.ask("/inspect/plan", body, (b"authorization", b"Bearer reader"))
     assert (found.status, found.json()["document"]["gross_usd"]) == (200, 54.6)
     wrong = await edge.ask("/inspect/plan", {"plan": "memory", "fields": {"model": "/etc"}}, BEARER)
     assert (wrong.status, wrong.error["param"]) == (400, "model")

@@ -123,6 +123,11 @@ async def test_everything_about_one_request_and_another_beside_it(served, page):
     output = served.record(ids[0])["usage"]["completion_tokens"]
     scored = "[aria-label^='Tokens of the answer'] .token"
     assert await page.run(f"document.querySelectorAll({json.dumps(scored)}).length") == output
+    unscored = served.chat("Say ho.", max_tokens=6, temperature=0, ignore_eos=True)["hitsend"]["request_id"]
+    await go(page, f"#/request/{unscored}", f"document.querySelectorAll({json.dumps(scored)}).length === 6")
+    colours = await page.run(f"[...document.querySelectorAll({json.dumps(scored)})].map((one) => one.className)")
+    ids_said = served.record(unscored)["output_token_ids"]["0"]
+    assert colours[:6] == [f"token i{one % 6}" for one in ids_said[:6]], "by id: nobody asked for chances"
     await go(page, f"#/compare/{ids[0]}/{ids[1]}", "document.querySelectorAll('#compared .segments').length === 2")
     assert "decode" in await text_of(page, "#compared")
     await go(page, "#/requests?min_wall_ms=0.5", "document.querySelectorAll('#requests tbody tr').length >= 2")

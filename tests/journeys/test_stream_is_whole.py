@@ -21,7 +21,7 @@ from tests.stream.completion_grammar import check_completion_stream
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 SEED = 20_261_129
-AT_ONCE = 16
+AT_ONCE = 8
 # The examples make the small model close the thoughts that the template opened.
 TEMPLATE = """\
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{% endfor -%}
@@ -220,14 +220,7 @@ def cases() -> list[Case]:
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("template") / "thinking.jinja"
     path.write_text(TEMPLATE)
-    sizes = (
-        "--set",
-        f"engine.num_slots={AT_ONCE}",
-        "--set",
-        "engine.context=512",
-        "--set",
-        "engine.check_every_step=true",
-    )
+    sizes = ("--set", "engine.num_slots=8", "--set", "engine.context=512", "--set", "engine.check_every_step=true")
     # the second time a prompt comes, its bill would truly be another one
     sizes += ("--set", "engine.prefix_cache_bytes=0")
     with serving(*sizes, "--set", f"chat.template={path}") as running:
