@@ -9,9 +9,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
-import pathlib
 import sys
-import tempfile
 from typing import Any
 
 Answer = dict[str, Any]
@@ -56,12 +54,7 @@ def aiconfigurator(asked: dict[str, Any]) -> Answer:
     if "isl" in asked["call"]:
         found = cli_estimate(asked["model"], asked["system"], **asked["call"])
         return {"ttft_ms": found.ttft, "tpot_ms": found.tpot}
-    with tempfile.TemporaryDirectory() as folder:
-        path = asked["model"]
-        if asked.get("config"):
-            pathlib.Path(folder, "config.json").write_text(json.dumps(asked["config"]))
-            path = folder
-        found = estimate_kv_cache(path, asked["system"], asked["backend"], **asked["call"])
+    found = estimate_kv_cache(asked["model"], asked["system"], asked["backend"], **asked["call"])
     parts = found["memory_breakdown"] or {}
     return {
         "tokens": found["total_kv_size_tokens"],

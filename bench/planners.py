@@ -34,8 +34,29 @@ from hitsend.plan.training_text import TrainMoney, train_document
 
 Row = dict[str, Any]
 TIMEOUT_S = 3600
+PARTS = ("weights", "training", "cache", "speeds")
 SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "B200": "b200_sxm", "A100": "a100_sxm", "L40S": "l40s", "L4": "l4"}
 """What aiconfigurator calls them."""
+NAMES = {
+    "meta-llama/Llama-3.3-70B-Instruct": "meta-llama/Meta-Llama-3.1-70B",
+    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.3-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B": "meta-llama/Meta-Llama-3.1-8B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": "Qwen/Qwen3-235B-A22B",
+    "deepseek-ai/DeepSeek-R1-0528": "deepseek-ai/DeepSeek-R1",
+    "RedHatAI/Qwen3.5-35B-A3B-FP8-dynamic": "Qwen/Qwen3.5-35B-A3B",
+    "RedHatAI/Qwen3.5-122B-A10B-FP8-dynamic": "Qwen/Qwen3.5-122B-A10B",
+    "RedHatAI/Qwen3.5-397B-A17B-FP8-dynamic": "Qwen/Qwen3.5-397B-A17B",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "google/gemma-4-31B-it": "nvidia/Gemma-4-31B-IT-NVFP4",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+}
+"""Names under which aiconfigurator brings the same shapes; others are asked by their own name."""
+OWN_FORMAT = ("deepseek-ai/DeepSeek-R1",)
+"""Of those: the checkpoint is quantised itself, and its config says so."""
 BITS = {None: 16, "bf16": 16, "fp8": 8, "fp8-dynamic": 8, "int8": 8, "int4": 4, "nvfp4": 4}
 ZERO = (
     # ZeRO, arXiv 1910.02054, figure 1: 7.5B parameters on 64 GPUs
@@ -152,7 +173,7 @@ def pools(logs: list[Row], facts: Facts) -> list[Row]:
             continue
         candidates = (blocks.log_tokens_since, blocks.log_tokens_until_0_20)
         planned = min(candidates, key=lambda tokens, truth=truth: abs(tokens - truth))
-        rows.append({"id": log["id"], "truth": truth, "planned": planned} | call_of(log, question, system, facts))
+        rows.append({"id": log["id"], "truth": truth, "planned": planned} | call_of(log, question, system))
     return rows
 
 
@@ -161,9 +182,12 @@ def with_gpu(question: MemoryQuestion, gpu: str, facts: Facts) -> MemoryQuestion
     return msgspec.structs.replace(question, gpu=find_gpu(gpu.split(maxsplit=1)[0], facts))
 
 
-def call_of(log: Row, question: MemoryQuestion, system: str, facts: Facts) -> Row:
+def call_of(log: Row, question: MemoryQuestion, system: str) -> Row:
     """aiconfigurator's words for it."""
-    bits = BITS.get(question.weights)
+    model = str(log["model"])
+    shapes = NAMES.get(model, model)
+    is_other = shapes != model and shapes not in OWN_FORMAT  # else its own config says what it is quantised to
+    bits = BITS.get(question.weights) if is_other else None
     quant = {16: "bfloat16", 8: "fp8", 4: "int4_wo"}.get(bits or 0)
     call: Row = {
         "max_num_tokens": question.max_num_batched_tokens or 8192,
@@ -178,14 +202,7 @@ def call_of(log: Row, question: MemoryQuestion, system: str, facts: Facts) -> Ro
     checkpoint = question.checkpoint
     if checkpoint.experts_per_token:
         call |= {"moe_tp_size": question.ranks.tp, "moe_ep_size": 1, "moe_quant_mode": quant}
-    name = checkpoint.name.partition(" (shapes of ")[2].rstrip(")") or checkpoint.name
-    return {
-        "model": str(log["model"]),
-        "config": config_of(name, facts),
-        "system": system,
-        "backend": log["engine"],
-        "call": call,
-    }
+    return {"model": shapes, "system": system, "backend": log["engine"], "call": call}
 
 
 def cache(rows: list[Row], python: str | None) -> tuple[str | None, list[Row]]:
@@ -224,9 +241,8 @@ def loads(file: pathlib.Path, facts: Facts, sample: int) -> list[Row]:
         call |= {"backend_name": raw["backend"]}
         errors = {"hitsend_tpot": row.tpot_error, "hitsend_ttft": row.ttft_error}
         truth = {"tpot_ms": row.tpot_ms, "ttft_ms": row.ttft_ms}
-        found.append(
-            {"id": row.id, "model": raw["model_path"], "system": raw["system"], "call": call, **errors, **truth}
-        )
+        model = NAMES.get(raw["model_path"], raw["model_path"])
+        found.append({"id": row.id, "model": model, "system": raw["system"], "call": call, **errors, **truth})
     return found
 
 
@@ -267,7 +283,7 @@ def show(result: Row) -> None:
     print(line("tokens in the pool, from GPU and utilisation", result["cache"], *_AIC))
     print(line("TPOT, judged half", result["speeds"], "hitsend_tpot", "aiconfigurator_tpot", "aiconfigurator"))
     print(line("TTFT, judged half", result["speeds"], "hitsend_ttft", "aiconfigurator_ttft", "aiconfigurator"))
-    for part in ("weights", "training", "cache", "speeds"):
+    for part in PARTS:
         reasons = Counter(str(row["refused"])[:110] for row in result[part] if row["refused"])
         for reason, count in reasons.most_common(6):
             print(f"refused, {part}: {count} x {reason}")
@@ -284,15 +300,23 @@ def main() -> None:
     parser.add_argument("--accelerate", metavar="PYTHON", help="with accelerate, transformers, torch and deepspeed")
     parser.add_argument("--aiconfigurator", metavar="PYTHON")
     parser.add_argument("--sample", type=int, default=150, help="measured rows")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     facts, logs = load_facts(), read_logs(asked.logs)
     versions: dict[str, str | None] = {}
     result: Row = {"date": time.strftime("%Y-%m-%d"), "versions": versions}
-    versions["accelerate"], result["weights"] = weights(loaded(logs, facts), asked.accelerate)
-    versions["deepspeed"], result["training"] = training(asked.accelerate)
-    versions["aiconfigurator"], result["cache"] = cache(pools(logs, facts), asked.aiconfigurator)
-    _, result["speeds"] = speeds(loads(asked.speeds, facts, asked.sample), asked.aiconfigurator)
+    parts: list[str] = asked.parts.split(",")
+    result |= {part: [] for part in PARTS}
+    if "weights" in parts:
+        versions["accelerate"], result["weights"] = weights(loaded(logs, facts), asked.accelerate)
+    if "training" in parts:
+        versions["deepspeed"], result["training"] = training(asked.accelerate)
+    if "cache" in parts:
+        versions["aiconfigurator"], result["cache"] = cache(pools(logs, facts), asked.aiconfigurator)
+    if "speeds" in parts:
+        rows = loads(asked.speeds, facts, asked.sample)
+        versions["aiconfigurator"], result["speeds"] = speeds(rows, asked.aiconfigurator)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))
     show(result)

@@ -46,6 +46,7 @@ NICENESS = 19
 PASTED = "pasted"
 """What a pasted config.json's model is called."""
 
+_OWN_HELP = "A known name; or paste its config.json below."
 _NOT_OURS = ("from_ledger", "as_json")
 
 
@@ -140,7 +141,7 @@ def fields_of(command: Callable[..., Answer]) -> Iterator[Field]:
             # inside Annotated, typer keeps the first flag where a default would be
             name=str(option.default).partition("/")[0].removeprefix("--"),
             kind=_kind(base, kinds),
-            help=option.help or "",
+            help=_OWN_HELP if "config.json" in (option.help or "") else option.help or "",
             default=None if is_needed else default,
             needed=is_needed,
             parameter=parameter,
