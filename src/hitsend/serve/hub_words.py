@@ -11,6 +11,7 @@ import msgspec
 
 from hitsend.core.seen import Seen
 from hitsend.serve.engine.protocol import EngineState
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.processes import ProcessTime
 from hitsend.settings import Settings
@@ -111,6 +112,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     backlog: int
     records_dropped: int
     processes: tuple[ProcessTime, ...] = ()
+    elsewhere: Elsewhere = Elsewhere()
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):

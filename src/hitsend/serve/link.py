@@ -156,8 +156,8 @@ class Link:
         answer = await self._ask(AskRecord(next(self._numbers), request_id))
         return answer.body if isinstance(answer, Record) else None
 
-    async def elsewhere(self, key_id: str | None) -> tuple[Seen, ...]:
-        """See `Services.elsewhere`. Raises StorageFailed when the supervisor is gone."""
+    async def seen_elsewhere(self, key_id: str | None) -> tuple[Seen, ...]:
+        """See `Services.seen_elsewhere`. Raises StorageFailed when the supervisor is gone."""
         answer = await self._ask(AskSeen(next(self._numbers), key_id))
         return answer.seen if isinstance(answer, SeenThere) else ()
 

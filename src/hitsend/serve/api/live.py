@@ -73,7 +73,7 @@ async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[byte
             await services.gather("state")
             state = services.state()
         whose = own_key(exchange)
-        others = await services.elsewhere(whose)
+        others = await services.seen_elsewhere(whose)
         flights = services.records.under_way(whose)
         yield frame(msgspec.json.encode(_picture(flights, others, state, meter, services.clock.now())))
         sent += 1
