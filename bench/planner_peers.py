@@ -50,11 +50,15 @@ def aiconfigurator(asked: dict[str, Any]) -> Answer:
     """TTFT and TPOT of one load, or the tokens that its memory model leaves for the cache."""
     from aiconfigurator.cli.api import cli_estimate  # noqa: PLC0415  # only one of the peers is installed
     from aiconfigurator_core.sdk.memory import estimate_kv_cache  # noqa: PLC0415  # only one of the peers is installed
+    from aiconfigurator_core.sdk.perf_database import (  # noqa: PLC0415  # the same
+        get_latest_database_version,
+    )
 
     if "isl" in asked["call"]:
         found = cli_estimate(asked["model"], asked["system"], **asked["call"])
         return {"ttft_ms": found.ttft, "tpot_ms": found.tpot}
-    found = estimate_kv_cache(asked["model"], asked["system"], asked["backend"], **asked["call"])
+    newest = get_latest_database_version(asked["system"], asked["backend"])
+    found = estimate_kv_cache(asked["model"], asked["system"], asked["backend"], newest, **asked["call"])
     parts = found["memory_breakdown"] or {}
     return {
         "tokens": found["total_kv_size_tokens"],
