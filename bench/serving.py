@@ -54,11 +54,11 @@ def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int]]:
+def hitsend(gguf: str, threads: int, *more: str, module: str = "hitsend") -> Iterator[tuple[str, str, int]]:
     """hitsend, with everything on that is on by default: ledger, record, metrics. Yields address, model, process id."""
     with tempfile.TemporaryDirectory() as data:
         port = _free_port()
-        words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
+        words = [sys.executable, "-m", module, "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--set", f"engine.num_slots={SLOTS}", "--set", f"engine.context={CONTEXT}"]
         words += ["--set", f"engine.num_threads={threads}", "--set", "engine.alias=bench"]
         words += [word for setting in more for word in ("--set", setting)]

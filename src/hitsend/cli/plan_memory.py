@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_process import process_memory, process_text
 from hitsend.plan.explain import GIB, document
 from hitsend.plan.facts import load_facts
@@ -50,7 +51,7 @@ def memory(
     ] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
     plan = plan_memory(
@@ -74,7 +75,7 @@ def memory(
     found = document(plan)
     if engine == "hitsend" and gpu is None:
         found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
-    print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
+    return give(found, memory_text(found), as_json=as_json)
 
 
 def memory_text(found: dict[str, Any]) -> list[str]:
