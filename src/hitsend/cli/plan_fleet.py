@@ -28,6 +28,8 @@ from hitsend.plan.traffic import Arrival, Traffic, make_arrivals, read_trace
 
 MAX_SLOTS, DEFAULT_SLOTS = 256, 8
 DRAWS = 3
+CACHED, BLOCK = 1 << 40, 16
+"""Where requests share something: prefixes are kept, and found by blocks of so many tokens, as vLLM does."""
 MEASURED_SPREAD = (0.9, 1.1)
 """Around step times that somebody typed in."""
 
@@ -169,9 +171,13 @@ def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
     return max(one.input + one.output for draw in draws for one in draw)
 
 
-def _place(given: Given, slots: int, cells: int, longest: int) -> Place:
+def _place(given: Given, draws: tuple[tuple[Arrival, ...], ...], slots: int, cells: int) -> Place:
+    longest = _longest(draws)
     cells = min(cells, slots * longest)
+    has_cache = any(one.shared or one.repeated for draw in draws for one in draw)
     return Place(
+        prefix_cache_bytes=CACHED if has_cache else 0,
+        prefix_step=BLOCK,
         slots=slots,
         cells_per_slot=longest,
         cells=cells,
@@ -186,9 +192,9 @@ def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:
     if given.model is not None or given.calibrate is not None:
         raise CallFailed("--timing, or --model with --gpu: one of them")
     middle = read_timing(given.timing or "")
-    slots, longest = given.slots or DEFAULT_SLOTS, _longest(draws)
+    slots = given.slots or DEFAULT_SLOTS
     return System(
-        place=_place(given, slots, given.cells or slots * longest, longest),
+        place=_place(given, draws, slots, given.cells or slots * _longest(draws)),
         times=(middle, middle.stretched(MEASURED_SPREAD[0]), middle.stretched(MEASURED_SPREAD[1])),
         usd_per_gpu_hour=given.usd_per_gpu_hour,
     )
@@ -213,12 +219,12 @@ def _planned(given: Given, draws: tuple[tuple[Arrival, ...], ...], known: Facts)
     )
     factors = None if given.calibrate is None else factors_of(question, read_points(given.calibrate))
     plan = plan_speed(question, factors)
-    held, longest = int(plan.capacity * (entry + leave)), _longest(draws)
+    held = int(plan.capacity * (entry + leave))
     low, high = (bound / plan.tpot_ms.value for bound in (plan.tpot_ms.low, plan.tpot_ms.high))
     rent = cheapest_rental(question.gpu, known)
     price = given.usd_per_gpu_hour
     return System(
-        place=_place(given, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held, longest),
+        place=_place(given, draws, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held),
         times=(
             PlannedTiming(plan, factors),
             PlannedTiming(plan, factors, factor=low),

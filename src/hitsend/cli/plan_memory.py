@@ -32,6 +32,8 @@ def memory(
     tp: Annotated[int, typer.Option("--tp", help="Tensor parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 1,
     dcp: Annotated[int, typer.Option("--dcp", help="Decode context parallel ranks (latent attention).")] = 1,
+    dp: Annotated[int, typer.Option("--dp", help="Groups of tensor ranks, each with its own sequences.")] = 1,
+    ep: Annotated[bool, typer.Option("--ep", help="Whole experts on each rank, not a part of each expert.")] = False,
     weights: Annotated[str | None, typer.Option("--weights", help="bf16, fp8, int4, nvfp4, gguf:Q4_K_M …")] = None,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="bf16, fp8, nvfp4, q8_0, q4_0 …")] = "auto",
     max_model_len: Annotated[
@@ -58,7 +60,7 @@ def memory(
             engine=engine,
             engine_version=engine_version,
             gpu=None if gpu is None else find_gpu(gpu, known),
-            ranks=Ranks(tp, pp, dcp),
+            ranks=Ranks(tp, pp, dcp, dp, ep),
             weights=weights,
             kv_dtype=kv_dtype,
             max_model_len=max_model_len,

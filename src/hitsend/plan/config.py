@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan import matrices
+from hitsend.plan import gemma, matrices
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
 from hitsend.plan.families import FAMILIES, Family
 from hitsend.plan.keys import Keys
@@ -38,7 +38,7 @@ def checkpoint_of(
         vocab=keys.maybe("vocab_size") or None,
         context=keys.maybe("max_position_embeddings") or None,
         top=_top(keys, family),
-        intermediate=keys.maybe("intermediate_size", "moe_intermediate_size", "ffn_dim") or None,
+        intermediate=_widest(keys),
         experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
         expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
         weights=weights_of(config),
@@ -92,10 +92,11 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
         params += matrices.mamba(hidden, state) if state.kind == "mamba2" else matrices.delta_net(hidden, state)
     if family.is_one_mixer_per_block:
         params += _experts(keys, family, hidden) if kind == "moe" else Params()
-        params += Params(mlp=_width(keys, "intermediate_size", hidden, family)) if kind == "mlp" else Params()
+        params += Params(mlp=_width(keys, ("intermediate_size", index), hidden, family)) if kind == "mlp" else Params()
         params += Params(norms=hidden)
     else:
-        params += _feed_forward(keys, family, index, hidden) + Params(norms=family.norms_per_layer * hidden)
+        params += _feed_forward(keys, family, index, hidden, is_shared=is_shared)
+        params += Params(norms=family.norms_per_layer * hidden) + gemma.layer_params(keys, hidden)
     return Layer(kv=kv, state=state, shares_kv=is_shared, params=params)
 
 
@@ -180,18 +181,26 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     )
 
 
-def _feed_forward(keys: Keys, family: Family, index: int, hidden: int) -> Params:
-    if not _is_sparse(keys, index):
-        return Params(mlp=_width(keys, family.dense_width, hidden, family))
-    both = Params(mlp=_width(keys, family.dense_width, hidden, family)) if family.has_mlp_beside_experts else Params()
-    return both + _experts(keys, family, hidden)
+def _feed_forward(keys: Keys, family: Family, index: int, hidden: int, *, is_shared: bool) -> Params:
+    is_sparse = _is_sparse(keys, index)
+    dense = Params()
+    if not is_sparse or family.has_mlp_beside_experts:
+        dense = Params(mlp=_width(keys, (family.dense_width, index), hidden, family, is_shared=is_shared))
+    return dense + _experts(keys, family, hidden) if is_sparse else dense
 
 
-def _width(keys: Keys, key: str, hidden: int, family: Family) -> int:
-    width = keys.number(key, "intermediate_size", "ffn_dim")
+def _width(keys: Keys, where: tuple[str, int], hidden: int, family: Family, *, is_shared: bool = False) -> int:
+    width = gemma.mlp_width(keys, *where, is_shared=is_shared)
     if family.is_gated_mlp:
         return matrices.gated_mlp(hidden, width)
     return matrices.plain_mlp(hidden, width) + (hidden + width if family.has_mlp_bias else 0)
+
+
+def _widest(keys: Keys) -> int | None:
+    value = keys.find("intermediate_size")
+    if isinstance(value, list):
+        return max((width for width in value if isinstance(width, int)), default=0) or None
+    return keys.maybe("intermediate_size", "moe_intermediate_size", "ffn_dim") or None
 
 
 def num_experts(keys: Keys) -> int:
@@ -235,14 +244,13 @@ def _top(keys: Keys, family: Family) -> Params | None:
         return None
     hidden, vocab = keys.number("hidden_size"), keys.number("vocab_size")
     positions = (keys.number("max_position_embeddings") + 2) * hidden if family.has_learned_positions else 0
-    # Gemma's small models look up one more short vector per layer
-    each = keys.maybe("hidden_size_per_layer_input") * keys.maybe("vocab_size_per_layer_input")
-    return Params(
-        embedding=vocab * hidden + positions + each * keys.number("num_hidden_layers", "n_layer"),
+    own = Params(
+        embedding=vocab * hidden + positions,
         head=0 if keys.flag("tie_word_embeddings", default=family.is_tied_by_default) else vocab * hidden,
         norms=hidden * family.final_norms,
         other=keys.maybe("vision_params") or _vision(keys),
     )
+    return own + gemma.top_params(keys, hidden, keys.number("num_hidden_layers", "n_layer"))
 
 
 def _vision(keys: Keys) -> int:

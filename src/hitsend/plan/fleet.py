@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.timing import StepTiming
+from hitsend.plan.timing import StepTiming, Work
 from hitsend.plan.traffic import Arrival, at_rate
 
 COUNTED = (0.4, 0.8)
@@ -41,6 +41,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tpot_target_s: float = 0.1
     ttft_target_s: float = 2.0
     """What the scheduler paces its steps by (`serve/loop/pace.py`): set to the goal, as an operator would."""
+    prefix_cache_bytes: int = 0
+    """Of saved prefixes; 0: none is ever used again."""
+    prefix_step: int = 64
+    kv_bytes_per_token: int = 1
+    drafts: bool = False
+    """Whether answers are guessed ahead from their own text."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -51,6 +57,7 @@ class Served(msgspec.Struct, frozen=True):
     tpot_s: float | None
     tokens: int
     ended_s: float
+    cached: int = 0
 
 
 Simulate = Callable[[Sequence[Arrival], StepTiming, Place], list[Served]]
@@ -225,7 +232,8 @@ def _busy_s(draw: Sequence[Arrival], timing: StepTiming) -> float:
     """One average request alone: where the search begins."""
     entry = statistics.mean(one.input for one in draw)
     leave = statistics.mean(one.output for one in draw)
-    return timing.step_s(0, round(entry), 0) + leave * timing.step_s(1, 0, round(entry + leave / 2))
+    alone = Work(decodes=1, held=round(entry + leave / 2))
+    return timing.step_s(Work(pieces=1, prefill=round(entry))) + leave * timing.step_s(alone)
 
 
 def level(

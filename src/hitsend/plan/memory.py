@@ -164,6 +164,9 @@ def _check(question: MemoryQuestion) -> None:
             raise ConfigError(f"{name} is {value}, needed is above 0")
     if question.drafts < 0:
         raise ConfigError(f"--mtp is {question.drafts}, needed is 0 or more")
+    params = question.checkpoint.params
+    if question.ranks.ep and (params is None or not params.routed_experts):
+        raise ConfigError(f"--ep: {question.checkpoint.name} has no experts that could be divided")
     heads = next((layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None), 0)
     if heads and heads % question.ranks.tp and not is_llama(question.engine):
         raise ConfigError(f"--tp is {question.ranks.tp}, which doesn't divide the model's {heads} attention heads")
@@ -216,10 +219,10 @@ def _weights(asked: MemoryQuestion, form: WeightFormat, layers: range) -> Fracti
     model = asked.checkpoint
     if asked.weights_bytes is not None:
         return Fraction(asked.weights_bytes)
-    counted = weights_bytes(model, form, layers, asked.ranks.tp, drafts=asked.drafts)
+    counted = weights_bytes(model, form, layers, asked.ranks, drafts=asked.drafts)
     if model.file_bytes is None or asked.weights is not None or counted is None:
         return counted
-    whole = weights_bytes(model, form, range(len(model.layers)), 1, drafts=asked.drafts)
+    whole = weights_bytes(model, form, range(len(model.layers)), Ranks(), drafts=asked.drafts)
     return counted * model.file_bytes / whole if whole else counted
 
 

@@ -217,24 +217,25 @@ def speculation_factor(accept: float, drafts: int, draft_cost: float) -> float:
 
 
 def capacity_of(question: SpeedQuestion, shape: Shape) -> float:
-    """Sequences of whole length that the cache of one replica holds: what `plan memory` says, or where experts or
-    attention are divided otherwise, the same arithmetic without blocks."""
+    """Sequences of whole length that the cache of one replica holds: what `plan memory` says, or for TensorRT-LLM the
+    same arithmetic without blocks."""
     layout, length = question.layout, question.input + question.output
-    if not (layout.ep or layout.attention_dp) and question.engine != "trtllm":
+    groups = layout.tp if layout.attention_dp else 1
+    if question.engine != "trtllm":
         plan = plan_memory(
             MemoryQuestion(
                 checkpoint=question.checkpoint,
                 engine=question.engine,
                 gpu=question.gpu,
-                ranks=Ranks(layout.tp, layout.pp),
+                ranks=Ranks(layout.attention_ranks, layout.pp, dp=groups, ep=layout.ep),
                 weights=question.weights,
                 kv_dtype=question.kv_dtype,
                 max_model_len=length,
                 gpu_memory_utilization=question.gpu_memory_utilization,
             )
         )
-        return float(plan.stage.max_concurrency or 0)
-    return free_bytes(question, shape) / sequence_bytes(question, length) * (layout.tp if layout.attention_dp else 1)
+        return float(plan.stage.max_concurrency or 0) * groups
+    return free_bytes(question, shape) / sequence_bytes(question, length) * groups
 
 
 def free_bytes(question: SpeedQuestion, shape: Shape) -> float:
