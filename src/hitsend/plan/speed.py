@@ -36,6 +36,11 @@ UNFITTED_SPREAD = 2.0
 """How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
 
 
+TPOT_FADE, TTFT_FADE = 0.25, 0.85
+"""What is left of an error that terms don't explain, an octave of load away: how clients begin stays, what a step costs
+beyond its terms doesn't. Chosen on the half that constants are fitted to."""
+
+
 class Spread(msgspec.Struct, frozen=True):
     """Measured / planned: the tenth and the ninetieth of a hundred."""
 
@@ -98,10 +103,10 @@ class Near(msgspec.Struct, frozen=True, kw_only=True):
     tpot: float
     ttft: float | None
 
-    def weight(self, batch: float, entry: float, leave: float) -> float:
-        """1 for the same load, a quarter for each octave between: what terms don't explain holds nearby only."""
+    def octaves(self, batch: float, entry: float, leave: float) -> float:
+        """How far another load is."""
         pairs = ((self.batch, batch), (self.input, entry), (self.output, leave))
-        return math.pow(0.25, sum(abs(math.log2(mine / its)) for mine, its in pairs))
+        return sum(abs(math.log2(mine / its)) for mine, its in pairs)
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +121,9 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True):
         if not self.near:
             return 1.0, 1.0
         load = (question.batch, question.input, question.output)
-        best = max(self.near, key=lambda one: one.weight(*load))
-        weight = best.weight(*load)
-        return math.pow(best.tpot, weight), math.pow(best.ttft or 1.0, weight)
+        best = min(self.near, key=lambda one: one.octaves(*load))
+        octaves = best.octaves(*load)
+        return math.pow(best.tpot, TPOT_FADE**octaves), math.pow(best.ttft or 1.0, TTFT_FADE**octaves)
 
 
 class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
