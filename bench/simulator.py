@@ -1,6 +1,6 @@
 """The planner's simulator beside the engine that it simulates: the same traces, measured and simulated.
 
-Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--json FILE]
+Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--sleep] [--json FILE]
 A real server with the bundled model. By turns: a calibration (`hitsend load` at several concurrencies, step times from
 the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share) goes into
 `hitsend plan simulate` with the calibrations before and after it. Three workloads: a closed loop of 8 with fixed
@@ -10,18 +10,21 @@ Two columns are simulated. "alone": step times from the calibrations only; on a 
 another moment than the workload. "at its speed": the same constants, each step as much slower or faster than they say
 as the steps of the workload's own records were at that point of its work; that leaves what the simulator is for,
 the scheduler, and takes out how busy the machine was.
+
+`--sleep`: the engine waits for as long as a formula says where it would compute (`bench/sleeper/`); everything else is
+real. `--threads 1`: on a machine that others use, two threads that wait for each other lose more than they share.
 """
 
 import argparse
 import csv
 import json
+import os
 import pathlib
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -76,13 +79,8 @@ def load(served: Served, words: Sequence[str], folder: pathlib.Path, seed: int) 
     failed = [row["error"] for row in rows if row["outcome"] != "ok"]
     if failed:
         raise SystemExit(f"requests failed: {failed[:5]}")
-    return Ran(json.loads(ran.stdout)["targets"][0]["levels"], rows, [_record(served, row) for row in rows])
-
-
-def _record(served: Served, row: dict[str, str]) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{served.url}/inspect/requests/{row['request_id']}", timeout=30) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+    levels = json.loads(ran.stdout)["targets"][0]["levels"]
+    return Ran(levels, rows, [served.record(row["request_id"]) for row in rows])
 
 
 def calibration_of(runs: Sequence[Ran], served: Served) -> Calibration:
@@ -173,7 +171,13 @@ def simulated_at_its_speed(
     )
     arrivals = read_trace(trace, is_timed=concurrency is None)
     served = simulate(
-        arrivals, timing, place, concurrency=concurrency, answers=calibration.answers, edge=calibration.edge
+        arrivals,
+        timing,
+        place,
+        concurrency=concurrency,
+        answers=calibration.answers,
+        edge=calibration.edge,
+        usual=calibration.timing,
     )
     return _metrics(trace_document(served)), timing
 
@@ -221,7 +225,7 @@ def open_loop(calibration: Calibration, folder: pathlib.Path, requests: int, see
         at_s += rng.expovariate(rate)
     trace = folder / "open.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Workload(f"open loop, {rate:.2f}/s", ("--trace", str(trace), "--replay", "1"), None)
+    return Workload(f"open loop, {rate:.2f}/s", ("--trace", str(trace), "--replay", "1", "--system", "0"), None)
 
 
 def closed_loop(requests: int) -> Workload:
@@ -259,10 +263,10 @@ def run_one(
     }
 
 
-def run(rounds: int, requests: int, seed: int) -> list[dict[str, Any]]:
+def run(rounds: int, requests: int, seed: int, threads: int) -> list[dict[str, Any]]:
     """Everything, calibrations and workloads by turns."""
     results = []
-    with serving() as served, tempfile.TemporaryDirectory() as name:
+    with serving("--set", f"engine.num_threads={threads}") as served, tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         load(served, ("--concurrency", "2", "--input", "64", "--output", "16", "--requests", "4"), folder, seed)
         calibrations = [load(served, CALIBRATION, folder, seed + 1)]
@@ -285,7 +289,9 @@ def show(results: Sequence[dict[str, Any]]) -> None:
         print(f"{head}, steps {one['step_error']:.0%} off", flush=True)
         for name, measured in one["measured"].items():
             alone, paced = one["alone"][name], one["at_its_speed"][name]
-            print(f"| {name} | {measured:.1f} | {alone:.1f} {off(alone, measured)} | {paced:.1f} {off(paced, measured)} |")
+            print(
+                f"| {name} | {measured:.1f} | {alone:.1f} {off(alone, measured)} | {paced:.1f} {off(paced, measured)} |"
+            )
 
 
 def off(value: float, measured: float) -> str:
@@ -314,10 +320,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
-    print(machine(2), file=sys.stderr)
-    results = run(asked.rounds, asked.requests, asked.seed)
+    if asked.sleep:
+        folder = str(pathlib.Path(__file__).with_name("sleeper"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    print(machine(asked.threads), file=sys.stderr)
+    results = run(asked.rounds, asked.requests, asked.seed, asked.threads)
     show_medians(results)
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1))

@@ -51,7 +51,9 @@ def fleet(
     timing: Annotated[
         str | None, typer.Option("--timing", metavar="MS,MS,MS", help="A step, a prompt's token, an answer's token.")
     ] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences at once on a replica.")] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once on a replica.")
+    ] = None,
     cells: Annotated[int | None, typer.Option("--cells", min=1, help="Tokens of cache on a replica.")] = None,
     step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Of one step.")] = 2048,
     input_tokens: Annotated[int, typer.Option("--input", help="Median prompt.")] = 1200,

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.core.errors import ConfigError
 from hitsend.plan.explain import GIB, document
 from hitsend.plan.facts import load_facts
 from hitsend.plan.hardware import find_gpu
@@ -18,6 +19,8 @@ from hitsend.plan.logs import compare_logs, read_logs, scores
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.sizes import Ranks
+
+MAX_GIB = 1_000_000
 
 FactsFile = Annotated[
     Path | None, typer.Option("--facts", metavar="FILE", help="Your own models, GPUs and prices (JSON or TOML).")
@@ -69,11 +72,20 @@ def memory(
             drafts=mtp,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            available_kv_bytes=None if available_kv_gib is None else int(available_kv_gib * GIB),
+            available_kv_bytes=_available_bytes(available_kv_gib),
         )
     )
     found = document(plan)
     print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
+
+
+def _available_bytes(gib: float | None) -> int | None:
+    """Raises ConfigError."""
+    if gib is None:
+        return None
+    if not 0 < gib <= MAX_GIB:
+        raise ConfigError(f"--available-kv-gib is {gib}, needed is above 0 and at most {MAX_GIB:,}")
+    return max(1, int(gib * GIB))
 
 
 def memory_text(found: dict[str, Any]) -> list[str]:

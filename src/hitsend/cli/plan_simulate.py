@@ -34,7 +34,8 @@ def simulate_trace(
         Path | None, typer.Option("--calibrate", metavar="FILE", help="hitsend load --json with --concurrency 1,4.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", min=1, max=4096, help="Closed loop: so many at once; at_s is nothing.")
+        int | None,
+        typer.Option("--concurrency", min=1, max=4096, help="Closed loop: so many at once; at_s is nothing."),
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once.")] = None,
     cells: Annotated[int | None, typer.Option("--cells", min=1, help="Tokens of cache; default: enough.")] = None,
@@ -48,9 +49,7 @@ def simulate_trace(
     found = _calibration(timing, calibrate, step_tokens)
     arrivals = read_trace(trace, is_timed=concurrency is None)
     place = _place(found.room, arrivals, (slots, cells, step_tokens))
-    served = simulate(
-        arrivals, found.timing, place, concurrency=concurrency, answers=found.answers, edge=found.edge
-    )
+    served = simulate(arrivals, found.timing, place, concurrency=concurrency, answers=found.answers, edge=found.edge)
     _show(trace_document(served) | {"timing": msgspec.to_builtins(found.timing)}, found, as_json=as_json)
 
 
@@ -71,7 +70,9 @@ def _place(room: Room | None, arrivals: list[Arrival], asked: tuple[int | None, 
     each = room.cells_per_slot if room else longest
     whole = cells or (room.cells if room and slots is None else many * each)
     if longest > min(each, whole):
-        raise CallFailed(f"--trace: the longest request has {longest:,} tokens, a sequence can have {min(each, whole):,}")
+        raise CallFailed(
+            f"--trace: the longest request has {longest:,} tokens, a sequence can have {min(each, whole):,}"
+        )
     has_cache = room is not None or any(one.shared or one.repeated for one in arrivals)
     return Place(
         slots=many,

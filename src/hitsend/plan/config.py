@@ -48,9 +48,13 @@ def checkpoint_of(
 
 def weights_of(config: Mapping[str, Any]) -> str | None:
     """What the config says the weights are quantised to; None: 16 bit. Raises ConfigError for an unknown method."""
-    quantised = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    quantised = config.get("quantization_config") or inner.get("quantization_config")
     if not quantised:
         return None
+    if not isinstance(quantised, Mapping):
+        raise ConfigError(f"quantization_config is {str(quantised)[:40]}, needed is an object")
     text = str(quantised).lower()
     method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "").lower()
     if "mxfp4" in method:
@@ -111,6 +115,10 @@ def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
         or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
         or keys.number("num_key_value_heads")
     )
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{keys.source}: num_key_value_heads is {kv_heads}, which doesn't divide the {heads} attention heads"
+        )
     dim = keys.maybe("global_head_dim") if is_global else 0
     dim = dim or keys.maybe("head_dim", "attention_head_dim") or family.head_dim or 0
     if not dim:
@@ -211,14 +219,28 @@ def num_experts(keys: Keys) -> int:
 def _is_sparse(keys: Keys, index: int) -> bool:
     if not num_experts(keys) or index < keys.maybe("first_k_dense_replace"):
         return False
-    if index in (keys.find("mlp_only_layers") or ()):
+    if index in keys.whole_numbers("mlp_only_layers"):
         return False
+    if keys.find("moe_layer_freq") is not None:
+        return _is_in_turn(keys, index)
     step = keys.maybe("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq_step", default=1)
     return (index + 1) % max(1, step) == 0
 
 
+def _is_in_turn(keys: Keys, index: int) -> bool:
+    """`moe_layer_freq`: a list with 1 for each layer that has experts, or every so-many-th layer from the first on."""
+    if not isinstance(keys.find("moe_layer_freq"), list):
+        return index % keys.number("moe_layer_freq") == 0
+    told = keys.whole_numbers("moe_layer_freq")
+    if len(told) != keys.number("num_hidden_layers", "n_layer"):
+        raise ConfigError(f"{keys.source}: moe_layer_freq has {len(told)} entries, needed is one per layer")
+    return bool(told[index])
+
+
 def _experts(keys: Keys, family: Family, hidden: int) -> Params:
     count, active = num_experts(keys), keys.number("num_experts_per_tok", "top_k_experts", "moe_topk")
+    if active > count:
+        raise ConfigError(f"{keys.source}: num_experts_per_tok is {active}, there are {count} experts")
     width = keys.number("moe_intermediate_size", "intermediate_size")
     # LatentMoE: the experts work in a smaller space, one projection down and one up for all of them
     latent = keys.maybe("moe_latent_size")
@@ -227,7 +249,8 @@ def _experts(keys: Keys, family: Family, hidden: int) -> Params:
     each += (2 * width + hidden) if family.has_expert_bias else 0
     shared_width = (
         keys.maybe("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-        or keys.maybe("n_shared_experts", "num_shared_experts", default=family.shared_experts) * width
+        or keys.maybe("n_shared_experts", "num_shared_experts", "num_shared_expert", default=family.shared_experts)
+        * width
     )
     shared = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(hidden, shared_width)
     shared += hidden if family.has_shared_gate and shared_width else 0
@@ -264,7 +287,7 @@ def _vision(keys: Keys) -> int:
         tower.get("depth") or tower.get("num_hidden_layers"),
         tower.get("intermediate_size"),
     ]
-    hidden, depth, width = (size if isinstance(size, int) else 0 for size in sizes)
+    hidden, depth, width = (max(0, size) if isinstance(size, int) else 0 for size in sizes)
     return depth * (4 * hidden * hidden + 2 * hidden * width)
 
 

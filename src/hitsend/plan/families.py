@@ -120,6 +120,8 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family(is_latent=True),
     "sarvam_mla": _LATENT,
     "nemotron_h": Family(is_one_mixer_per_block=True, is_gated_mlp=False),
+    "bamba": Family(),
+    "hunyuan": Family(has_qk_norm=True, is_tied_by_default=True),
     "granitemoehybrid": Family(dense_width="shared_intermediate_size"),
     "cohere": Family(norms_per_layer=1, is_tied_by_default=True),
     "cohere2": Family(norms_per_layer=1, is_tied_by_default=True, sliding_pattern=4),

@@ -27,6 +27,8 @@ SEARCH_STEPS = 5
 SLOWEST_PER_S = 1 / 3600
 NEAR = 1.25
 """How far another draw's limit may lie before the search starts wider."""
+MOST, MOST_DOUBLINGS = 1e9, 64.0
+"""Bounds of what can be asked; traffic that doubles so often while a replica starts can't be served by starting it."""
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25)
 
 
@@ -125,10 +127,17 @@ class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
             ("--doubling", self.doubling_s),
             ("--safety", self.safety),
         ):
-            if not value > 0:
-                raise ConfigError(f"{name} is {value}, needed is above 0")
-        if self.cold_start_s < 0 or not 0 <= self.idle_hours_per_day <= 24:
-            raise ConfigError("--cold-start must be 0 or more, --idle-hours 0 to 24")
+            if not 0 < value <= MOST:
+                raise ConfigError(f"{name} is {value}, needed is above 0 and at most {MOST:g}")
+        for name, value, most in (
+            ("--cold-start", self.cold_start_s, MOST_DOUBLINGS * self.doubling_s),
+            ("--idle-hours", self.idle_hours_per_day, 24.0),
+        ):
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name} is {value}, needed is 0 to {most:g}")
+        price = self.usd_per_gpu_hour
+        if price is not None and not 0 <= price <= MOST:
+            raise ConfigError(f"--usd-per-gpu-hour is {price}, needed is 0 to {MOST:g}")
         longest = max(one.input + one.output for draw in self.draws for one in draw)
         if longest > self.place.cells_per_slot or longest > self.place.cells:
             raise ConfigError(f"the longest request has {longest:,} tokens, a replica's cache {self.place.cells:,}")

@@ -1,8 +1,8 @@
 """What Gemma's small models have beside a transformer's usual matrices.
 
 Enters: a config's keys. Leaves: `Params` on top of a layer's and of the model's own. Always true: each function is the
-list of the matrices that the published modelling code creates (transformers, `modular_gemma3n.py` and
-`modular_gemma4.py`); a key that isn't there adds nothing. Next: `memory.py`.
+list of the matrices that the published modelling code creates (transformers, its Gemma 3n
+and Gemma 4 modules); a key that isn't there adds nothing. Next: `memory.py`.
 """
 
 from hitsend.core.errors import ConfigError

@@ -9,6 +9,7 @@ loaded only where something is simulated. Next: `fleet.py`.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from hitsend.core.request import SamplingParams
 from hitsend.plan.fleet import Place, Served
@@ -27,6 +28,9 @@ HEADER_TOKENS = 6
 TRIED = 7
 """Tokens more, by which the engine finds at its start what a token more costs (`serve/engine/speculating.py`)."""
 _SAMPLING = SamplingParams(temperature=0.0)
+WARM_SIZES, WARM_INPUT, WARM_OUTPUT = (1, 4, 8), 96, 24
+"""Requests at once before the first arrival: a server that just started doesn't know what its steps cost, and paces
+prompts otherwise than one that has worked."""
 DEADLINE_S = 120.0
 """Of waiting for a place; whoever waits longer is refused, and counts as missed."""
 
@@ -39,10 +43,17 @@ def simulate(
     concurrency: int | None = None,
     answers: Answers | None = None,
     edge: Edge | None = None,
+    usual: StepTiming | None = None,
 ) -> list[Served]:
-    """One replica, all arrivals, to the end; in their order. `concurrency`: a closed loop, in which so many clients take
-    one conversation (or lone request) after the other, whatever their `at_s`."""
-    return _Run(arrivals, timing, place, concurrency, (answers or Answers(), edge or Edge())).served()
+    """One replica, all arrivals, to the end; in their order.
+
+    `concurrency`: a closed loop, in which so many clients take one conversation (or lone request) after the other,
+    whatever their `at_s`. `usual`: what steps took before, if that was something else.
+    """
+    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()))
+    run.warm_up(usual or timing)
+    run.all(concurrency)
+    return run.served()
 
 
 class _Run:
@@ -51,10 +62,11 @@ class _Run:
         arrivals: Sequence[Arrival],
         timing: StepTiming,
         place: Place,
-        concurrency: int | None,
         around: tuple[Answers, Edge],
     ) -> None:
         self._clock = CountedClock()
+        self._timing = timing
+        self._zero_s = 0.0
         self._decoder = TimedDecoder(self._clock, timing, place)
         self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(timing, place))
         self._arrivals, self._place, self._between_s = arrivals, place, getattr(timing, "between_ms", 0.0) / 1e3
@@ -67,42 +79,66 @@ class _Run:
         self._edge_free_s = 0.0
         self._follows, firsts = _turns(arrivals)
         self._waiting: Iterator[int] = iter(firsts)
-        if concurrency is None:
-            for number in firsts:
-                self._send(number, arrivals[number].at_s)
-        else:
-            for _, number in zip(range(concurrency), self._waiting, strict=False):
-                self._send(number, 0.0)
+        self._is_closed = False
+
+    def warm_up(self, usual: StepTiming) -> None:
+        """Steps before anything counts."""
+        self._decoder.timing = usual
+        most = self._place.cells_per_slot
+        entry, leave = max(1, min(WARM_INPUT, most // 4)), max(1, min(WARM_OUTPUT, most // 4))
+        for at_once in WARM_SIZES:
+            for number in range(min(at_once, self._place.slots)):
+                prompt = (1,) * (entry - 1) + (PLAIN + number,)
+                self._decoder.expect(PLAIN + number, entry, self._says(leave, -1 - number))
+                self._loop.handle(Submit(f"warm {number}", prompt, _SAMPLING, (1,), leave, deadline_s=DEADLINE_S))
+            while self._loop.has_work:
+                self._loop.step()
+        self._decoder.timing = self._timing
+        self._zero_s = self._clock.now()
+
+    def all(self, concurrency: int | None) -> None:
+        """Every request, to its end."""
         self._is_closed = concurrency is not None
+        firsts = self._waiting if concurrency is None else islice(self._waiting, concurrency)
+        for number in firsts:
+            self._send(number, self._zero_s + (0.0 if self._is_closed else self._arrivals[number].at_s))
         self._run()
 
     def served(self) -> list[Served]:
         """What became of each."""
-        after_s = self._edge.after_ms / 1e3
+        after_s, zero_s = self._edge.after_ms / 1e3, self._zero_s
         found = []
         for number, sent_s in enumerate(self._sent_s):
             done, first = self._done[number], self._first.get(number)
             if done.code is not None or first is None:
-                found.append(Served(sent_s, None, None, 0, done.at))
+                found.append(Served(sent_s - zero_s, None, None, 0, done.at - zero_s))
                 continue
             tokens = done.num_output_tokens
             tpot = (done.at - first) / (tokens - 1) if tokens > 1 else None
-            found.append(
-                Served(sent_s, first + after_s - sent_s, tpot, tokens, done.at + after_s, done.num_cached_tokens)
-            )
+            ended_s, cached = done.at + after_s - zero_s, done.num_cached_tokens
+            found.append(Served(sent_s - zero_s, first + after_s - sent_s, tpot, tokens, ended_s, cached))
         return found
 
     def _send(self, number: int, at_s: float) -> None:
-        """The client sends it; the edge takes one after the other."""
+        """The client sends it."""
         self._sent_s[number] = at_s
-        self._edge_free_s = max(at_s + self._edge.before_ms / 1e3, self._edge_free_s + self._edge.each_ms / 1e3)
-        heapq.heappush(self._due, (self._edge_free_s, number))
+        heapq.heappush(self._due, (at_s + self._edge.before_ms / 1e3, number))
+
+    def _let_in(self, now: float) -> None:
+        """The edge brings one after the other."""
+        while self._due and self._due[0][0] <= now:
+            due_s, number = heapq.heappop(self._due)
+            at_s = max(due_s, self._edge_free_s)
+            if at_s > now:
+                heapq.heappush(self._due, (at_s, number))
+                continue
+            self._edge_free_s = at_s + self._edge.each_ms / 1e3
+            self._submit(number)
 
     def _run(self) -> None:
         while len(self._done) < len(self._arrivals):
             now = self._clock.now()
-            while self._due and self._due[0][0] <= now:
-                self._submit(heapq.heappop(self._due)[1])
+            self._let_in(now)
             if self._loop.has_work:
                 reports = self._loop.step()
                 self._take(reports)
@@ -135,12 +171,16 @@ class _Run:
         if following is not None:
             self._send(following, done.at + self._edge.after_ms / 1e3)
 
+    def _says(self, tokens: int, seed: int) -> list[int]:
+        """What matters of an answer's tokens is whether they could have been guessed."""
+        return answer(tokens, self._answers, seed) if self._place.drafts else [0] * tokens
+
     def _submit(self, number: int) -> None:
         one = self._arrivals[number]
         code = PLAIN + number % (VOCAB - PLAIN)
         before = self._known.get(one.conversation or "", ())[: one.repeated]
         prompt = _prompt(number, one, before, code)
-        says = answer(one.output, self._answers, number)
+        says = self._says(one.output, number)
         self._decoder.expect(code, len(prompt), says)
         if one.conversation is not None:
             self._known[one.conversation] = (*prompt, *says)
@@ -193,4 +233,5 @@ def _prompt(number: int, one: Arrival, before: tuple[int, ...], code: int) -> tu
         number, digit = divmod(number, PLAIN - 2)
         header.append(digit + 2)
     begin = before or (1,) * one.shared
-    return ((*begin, *header) + (1,) * one.input)[: one.input - 1] + (code,)
+    filled = (*begin, *header, *(1,) * one.input)
+    return (*filled[: one.input - 1], code)

@@ -16,7 +16,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.facts import Gpu
-from hitsend.plan.memory import MemoryQuestion, plan_memory
+from hitsend.plan.memory import MAX_DRAFTS, MAX_TOKENS, MemoryQuestion, plan_memory
 from hitsend.plan.overhead import default_batch_tokens, estimate_overhead
 from hitsend.plan.roofline import (
     Layout,
@@ -35,10 +35,8 @@ ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
 """How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
 
-
 TPOT_FADE, TTFT_FADE = 0.25, 0.85
-"""What is left of an error that terms don't explain, an octave of load away: how clients begin stays, what a step costs
-beyond its terms doesn't. Chosen on the half that constants are fitted to."""
+"""What is left, an octave of load away, of an error that terms don't explain. Chosen on the half that is fitted to."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -159,13 +157,15 @@ class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
             "--pp": self.layout.pp,
         }
         for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"{name} is {value}, needed is 1 or more")
+            if not 1 <= value <= MAX_TOKENS:
+                raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_TOKENS:,}")
         for name, share in (("--prefix-hit", self.prefix_hit), ("--accept", self.accept)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} is {share}, needed is 0 to below 1")
-        if self.drafts < 0:
-            raise ConfigError(f"--drafts is {self.drafts}, needed is 0 or more")
+        if not 0 <= self.drafts <= MAX_DRAFTS:
+            raise ConfigError(f"--drafts is {self.drafts}, needed is 0 to {MAX_DRAFTS}")
+        if not 0 <= (self.draft_cost or 0.0) <= 1:
+            raise ConfigError(f"--draft-cost is {self.draft_cost}, needed is 0 to 1")
         if self.layout.pp > len(self.checkpoint.layers):
             raise ConfigError(f"--pp is {self.layout.pp}, the model has {len(self.checkpoint.layers)} layers")
 

@@ -56,7 +56,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator needs of one engine. `error`: median relative error of a step; `steps`: how many there were."""
+    """What the simulator needs of one engine. `error`: median relative error of its `steps`."""
 
     kind: str = KIND
     version: int = VERSION
@@ -122,7 +122,7 @@ def attended(held: int, tokens: int) -> int:
 
 
 def steps_of(records: Iterable[Mapping[str, Any]]) -> list[Observed]:
-    """All whole steps, by time. Requests of several choices don't tell who computed what, so their steps don't count."""
+    """All whole steps, by time. Requests of several choices don't tell who computed what: their steps don't count."""
     known: dict[tuple[Any, int], list[_Step]] = {}
     for record in records:
         _add(record, known)
@@ -167,7 +167,9 @@ def calibrated(records: Sequence[Mapping[str, Any]], *, after_ms: float = 0.0) -
     """Raises ConfigError where too few whole steps are in them."""
     steps = steps_of(records)
     if len(steps) < FEWEST:
-        raise ConfigError(f"step times need {FEWEST} steps whose requests are all known, these records have {len(steps)}")
+        raise ConfigError(
+            f"step times need {FEWEST} steps whose requests are all known, these records have {len(steps)}"
+        )
     timing = fit_steps(steps)
     errors = [abs(seconds_of(timing, one.work) / one.seconds - 1) for one in steps]
     return Calibration(
@@ -212,7 +214,9 @@ def answers_of(records: Iterable[Mapping[str, Any]]) -> Answers:
             was_drafted = bool(drafts)
     if not entered:
         return Answers()
-    return Answers(enter=min(1.0, entered / max(entered, plain - NOTICED * entered)), leave=wrong / max(1, right + wrong))
+    return Answers(
+        enter=min(1.0, entered / max(entered, plain - NOTICED * entered)), leave=wrong / max(1, right + wrong)
+    )
 
 
 def edge_of(records: Iterable[Mapping[str, Any]], *, after_ms: float = 0.0) -> Edge:
@@ -238,5 +242,7 @@ def read_calibration(path: Path) -> Calibration:
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"--timing {path}: {error}") from None
     if (found.kind, found.version) != (KIND, VERSION):
-        raise ConfigError(f"--timing {path}: kind is {found.kind!r}, version {found.version}, needed is {KIND!r}, {VERSION}")
+        raise ConfigError(
+            f"--timing {path}: kind is {found.kind!r}, version {found.version}, needed is {KIND!r}, {VERSION}"
+        )
     return found

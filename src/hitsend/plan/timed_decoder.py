@@ -61,7 +61,7 @@ class TimedDecoder:
         self.adapter_names: frozenset[str] = frozenset()
         self.can_go_back = True
         self.token_bytes = tuple(bytes([token % 256]) for token in range(VOCAB))
-        self._clock, self._timing = clock, timing
+        self._clock, self.timing = clock, timing
         self._bytes_per_token = max(1, place.kv_bytes_per_token)
         self._held = np.zeros(place.slots, dtype=np.int64)
         self._whose = np.zeros(place.slots, dtype=np.int64)
@@ -73,7 +73,7 @@ class TimedDecoder:
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Let the step's time pass."""
-        self._clock.advance(self._timing.step_s(self._work(batch)))
+        self._clock.advance(self.timing.step_s(self._work(batch)))
         np.maximum.at(self._held, batch.slots, batch.positions + 1)
         for at in np.flatnonzero(batch.token_ids >= PLAIN):
             self._whose[batch.slots[at]] = batch.token_ids[at]
@@ -134,14 +134,12 @@ class TimedDecoder:
         self._bring(slot, *saved.held)
 
     def _bring(self, slot: int, held: int, whose: int) -> None:
-        self._clock.advance(self._timing.copy_s(held))
+        self._clock.advance(self.timing.copy_s(held))
         self._held[slot], self._whose[slot] = held, whose
 
 
 def answer(tokens: int, how: Answers, seed: int) -> list[int]:
     """Tokens that repeat themselves as answers were seen to: a repeat goes on with what stood a while before."""
-    if not how.enter:
-        return [0] * tokens
     # made up to be simulated with, nothing secret
     rng = random.Random(seed)  # noqa: S311
     found: list[int] = []

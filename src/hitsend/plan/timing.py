@@ -49,6 +49,7 @@ class StepTiming(Protocol):
         ...
 
 
+MOST_MS = 1e7
 FEW = 4
 """Rows up to which libllama's kernels take one at a time; from here on they take four at once."""
 
@@ -73,7 +74,10 @@ class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
 
     def step_s(self, work: Work) -> float:
         """The sum."""
-        return sum(getattr(self, f"{name}_ms") * value for name, value in parts_of(work).items()) / 1e3
+        spent_ms = 0.0
+        for name, value in parts_of(work).items():
+            spent_ms += getattr(self, f"{name}_ms") * value
+        return spent_ms / 1e3
 
     def copy_s(self, tokens: int) -> float:
         """In proportion."""
@@ -174,6 +178,7 @@ def read_timing(text: str) -> MeasuredTiming:
         step, prefill, decode = (float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--timing {text}: needed are three numbers of milliseconds: STEP,PREFILL,DECODE") from None
-    if min(step, prefill, decode) < 0 or step + prefill <= 0 or step + decode <= 0:
-        raise ConfigError(f"--timing {text}: times must be 0 or more, and a step can't take none")
+    is_usable = all(0 <= time <= MOST_MS for time in (step, prefill, decode))
+    if not is_usable or step + prefill <= 0 or step + decode <= 0:
+        raise ConfigError(f"--timing {text}: times must be 0 to {MOST_MS:g} ms, and a step can't take none")
     return MeasuredTiming(step_ms=step, prefill_ms=prefill, decode_ms=decode)

@@ -116,7 +116,7 @@ def _arrival(where: str, line: bytes, begun: dict[str, float], *, is_timed: bool
         raise ConfigError(f"{where}: {error}") from None
     name = None if told.conversation is None else str(told.conversation)
     is_later = name in begun
-    at_s = begun[name] if name in begun else told.at_s
+    at_s = told.at_s if name is None else begun.get(name, told.at_s)
     if is_timed and (at_s is None or not 0 <= at_s < math.inf):
         raise ConfigError(f"{where}: at_s is {at_s}, needed are seconds from 0")
     for key, value in (("input_tokens", told.input_tokens), ("output_tokens", told.output_tokens)):

@@ -17,6 +17,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.gguf import TYPE_NAMES, GgufHeader, GgufTensor, read_header
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer, Tensor
 from hitsend.plan.config import checkpoint_of
+from hitsend.plan.patterns import MAX_LAYERS
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 _BITS = {
@@ -47,7 +48,7 @@ def safetensors_checkpoint(folder: Path) -> Checkpoint:
     shards = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = set(read_json(index).get("weight_map", {}).values())
+        named = _named_in(index)
         missing = sorted(named - {shard.name for shard in shards})
         if missing:
             raise ConfigError(f"{index}: it names {missing[0]}, which isn't there ({len(missing)} missing)")
@@ -56,6 +57,14 @@ def safetensors_checkpoint(folder: Path) -> Checkpoint:
     parts = [shard for shard in shards if not shard.name.startswith("consolidated")]
     tensors = tuple(tensor for shard in parts or shards for tensor in _safetensors_header(shard))
     return msgspec.structs.replace(found, tensors=tensors)
+
+
+def _named_in(index: Path) -> set[str]:
+    """Files that an index names. Raises ConfigError where it isn't a map from tensors to files."""
+    told = read_json(index).get("weight_map")
+    if not isinstance(told, dict) or not told or not all(isinstance(name, str) for name in told.values()):
+        raise ConfigError(f"{index}: weight_map is {str(told)[:40]}, needed is an object of tensor names and files")
+    return set(told.values())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -83,6 +92,8 @@ def _safetensors_header(path: Path) -> list[Tensor]:
             header = msgspec.json.decode(file.read(length))
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path} is not a safetensors file: {error}") from None
+    if not isinstance(header, dict):
+        raise ConfigError(f"{path} is not a safetensors file: its header is no object")
     return [
         _safetensor(path, name, entry, size - 8 - length) for name, entry in header.items() if name != "__metadata__"
     ]
@@ -111,6 +122,11 @@ def gguf_checkpoint(path: Path) -> Checkpoint:
             + ", ".join(sorted(_GGUF_KNOWN))
         )
     count, mtp = keys.number("block_count"), keys.maybe("nextn_predict_layers")
+    if not mtp < count <= MAX_LAYERS:
+        raise ConfigError(
+            f"{path}: {header.architecture}.block_count is {count}, needed is more than the {mtp} of "
+            f"nextn_predict_layers and at most {MAX_LAYERS:,}"
+        )
     has_latent_tensors = any("attn_k_b" in tensor.name for tensor in header.tensors)
     layers = tuple(_gguf_layer(keys, index, count - mtp) for index in range(count))
     by_layer = _gguf_params(header.tensors, keys)
