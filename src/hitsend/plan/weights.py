@@ -140,7 +140,7 @@ def gguf_checkpoint(path: Path) -> Checkpoint:
         source=str(path),
         layers=layers[: count - mtp],
         mtp_layers=layers[count - mtp :],
-        hidden=keys.number("embedding_length"),
+        hidden=keys.positive("embedding_length"),
         vocab=header.array_lengths.get("tokenizer.ggml.tokens") or keys.maybe("vocab_size") or None,
         context=keys.maybe("context_length") or None,
         top=top,
@@ -202,6 +202,12 @@ class _GgufKeys:
             raise ConfigError(f"{self.source}: {self.header.architecture}.{name} is {value!r}, no usable number")
         return value
 
+    def positive(self, name: str, layer: int | None = None) -> int:
+        value = self.number(name, layer)
+        if not value:
+            raise ConfigError(f"{self.source}: {self.header.architecture}.{name} is 0, needed is 1 or more")
+        return value
+
     def maybe(self, name: str, layer: int | None = None) -> int:
         return 0 if self.find(name, layer) is None else self.number(name, layer)
 
@@ -211,17 +217,19 @@ def _gguf_layer(keys: _GgufKeys, index: int, own_layers: int) -> Layer:
     kv = _gguf_kv(keys, index) if is_attention else None
     state = None
     if is_recurrent:
-        rank, inner = keys.number("ssm.time_step_rank"), keys.number("ssm.inner_size")
+        rank, inner = keys.positive("ssm.time_step_rank"), keys.positive("ssm.inner_size")
         state = StateLayer(
             kind="gdn" if keys.header.architecture in _GGUF_HYBRID else "mamba2",
-            kernel=keys.number("ssm.conv_kernel"),
+            kernel=keys.positive("ssm.conv_kernel"),
             groups=keys.number("ssm.group_count"),
-            key_dim=keys.number("ssm.state_size"),
+            key_dim=keys.positive("ssm.state_size"),
             value_heads=rank,
             value_dim=inner // max(1, rank),
             dtype="float32",
         )
     shared = keys.maybe("attention.shared_kv_layers")
+    if shared and shared >= own_layers:
+        raise ConfigError(f"{keys.source}: attention.shared_kv_layers is {shared}, needed is fewer than {own_layers}")
     return Layer(kv=kv, state=state, shares_kv=index >= own_layers - shared and index < own_layers)
 
 
@@ -242,8 +250,8 @@ def _gguf_kind(keys: _GgufKeys, index: int, own_layers: int) -> tuple[bool, bool
 
 
 def _gguf_kv(keys: _GgufKeys, index: int) -> KvLayer:
-    heads = keys.number("attention.head_count", index)
-    size = keys.number("embedding_length") // max(1, heads)
+    heads = keys.positive("attention.head_count", index)
+    size = keys.positive("embedding_length") // heads
     rank = keys.maybe("attention.kv_lora_rank")
     if rank:
         key = keys.maybe("attention.key_length_mla") or keys.number("attention.key_length")
@@ -252,8 +260,11 @@ def _gguf_kv(keys: _GgufKeys, index: int) -> KvLayer:
         return KvLayer(kv_heads=1, heads=heads, key_dim=key, value_dim=value, latent_dim=rank, rope_dim=rope)
     window = keys.maybe("attention.sliding_window") if _gguf_slides(keys, index) else 0
     suffix = "_swa" if window and keys.maybe("attention.key_length_swa") else ""
+    kv_heads = keys.maybe("attention.head_count_kv", index) or heads
+    if heads % kv_heads:
+        raise ConfigError(f"{keys.source}: attention.head_count_kv is {kv_heads}, which doesn't divide {heads} heads")
     return KvLayer(
-        kv_heads=keys.maybe("attention.head_count_kv", index) or heads,
+        kv_heads=kv_heads,
         heads=heads,
         key_dim=keys.maybe(f"attention.key_length{suffix}") or size,
         value_dim=keys.maybe(f"attention.value_length{suffix}") or size,
@@ -289,6 +300,8 @@ _COMPONENTS = (
 def _gguf_params(tensors: Sequence[GgufTensor], keys: _GgufKeys) -> dict[int | None, Params]:
     """By layer; None: what belongs to no layer."""
     experts, used = keys.maybe("expert_count"), keys.maybe("expert_used_count")
+    if used > experts:
+        raise ConfigError(f"{keys.source}: expert_used_count is {used}, there are {experts} experts")
     found: dict[int | None, Params] = {}
     for tensor in tensors:
         prefix, _, rest = tensor.name.partition(".")
