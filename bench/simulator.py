@@ -46,7 +46,9 @@ WINDOW_S = 1.0
 METRICS = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms")
 CACHE_BYTES = 512 << 20
 TIMEOUT_S = 1500
-CALIBRATION = ("--concurrency", "1,4,12", "--input", "uniform:32,400", "--output", "uniform:16,64", "--requests", "14")
+CALIBRATION = ("--concurrency", "1,4,12", "--input", "uniform:32,400", "--output", "uniform:16,64")
+FEWEST = 8
+"""Requests of each of a calibration's levels: a quarter of a workload's, but not below this."""
 
 
 class Ran(NamedTuple):
@@ -81,6 +83,11 @@ def load(served: Served, words: Sequence[str], folder: pathlib.Path, seed: int) 
         raise SystemExit(f"requests failed: {failed[:5]}")
     levels = json.loads(ran.stdout)["targets"][0]["levels"]
     return Ran(levels, rows, [served.record(row["request_id"]) for row in rows])
+
+
+def calibrate(served: Served, requests: int, folder: pathlib.Path, seed: int) -> Ran:
+    """Mixed lengths at several concurrencies."""
+    return load(served, (*CALIBRATION, "--requests", str(max(FEWEST, requests // 4))), folder, seed)
 
 
 def calibration_of(runs: Sequence[Ran], served: Served) -> Calibration:
@@ -245,7 +252,7 @@ def run_one(
 ) -> dict[str, Any]:
     """The workload, the calibration after it, and both simulations."""
     ran = load(served, workload.words, folder, seed)
-    calibrations.append(load(served, CALIBRATION, folder, seed + 1))
+    calibrations.append(calibrate(served, len(ran.rows), folder, seed + 1))
     calibration = calibration_of(calibrations[-2:], served)
     trace = folder / "asked.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in trace_of(ran)))
@@ -269,7 +276,7 @@ def run(rounds: int, requests: int, seed: int, threads: int) -> list[dict[str, A
     with serving("--set", f"engine.num_threads={threads}") as served, tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         load(served, ("--concurrency", "2", "--input", "64", "--output", "16", "--requests", "4"), folder, seed)
-        calibrations = [load(served, CALIBRATION, folder, seed + 1)]
+        calibrations = [calibrate(served, requests, folder, seed + 1)]
         for number in range(rounds):
             for kind in range(3):
                 at = seed + 100 * number + 10 * (kind + 1)

@@ -23,6 +23,7 @@ from hitsend.plan.hardware import find_gpu
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import Layout
 from hitsend.plan.speed import SpeedQuestion, plan_speed
+from hitsend.plan.steps import Calibration, read_calibration
 from hitsend.plan.timing import PlannedTiming, StepTiming, read_timing
 from hitsend.plan.traffic import Arrival, Traffic, make_arrivals, read_trace
 
@@ -49,7 +50,10 @@ def fleet(
     engine: Annotated[str, typer.Option("--engine", help="Whose step times.")] = "vllm",
     calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="FILE", help="As of plan speed.")] = None,
     timing: Annotated[
-        str | None, typer.Option("--timing", metavar="MS,MS,MS", help="A step, a prompt's token, an answer's token.")
+        str | None,
+        typer.Option(
+            "--timing", metavar="FILE|MS,MS,MS", help="Of plan steps; or a step, a prompt's token, an answer's."
+        ),
     ] = None,
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once on a replica.")
@@ -193,8 +197,10 @@ def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:
     """Step times that somebody measured."""
     if given.model is not None or given.calibrate is not None:
         raise CallFailed("--timing, or --model with --gpu: one of them")
-    middle = read_timing(given.timing or "")
-    slots = given.slots or DEFAULT_SLOTS
+    text = given.timing or ""
+    found = read_calibration(Path(text)) if "," not in text else Calibration(timing=read_timing(text))
+    middle = found.timing
+    slots = given.slots or (found.room.slots if found.room else DEFAULT_SLOTS)
     return System(
         place=_place(given, draws, slots, given.cells or slots * _longest(draws)),
         times=(middle, middle.stretched(MEASURED_SPREAD[0]), middle.stretched(MEASURED_SPREAD[1])),

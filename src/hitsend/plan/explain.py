@@ -69,6 +69,7 @@ def _weights_line(plan: MemoryPlan) -> str:
         f"weights: {rank}: {params.total:,} parameters ({params.active:,} active) in {plan.weights}, {each}{rest}: "
         f"embedding {params.embedding:,}, attention {params.attention:,}, recurrent {params.recurrent:,}, "
         f"MLP {params.mlp + params.shared_experts:,}, experts {params.routed_experts:,}, head {params.head:,}"
+        + (f", towers and tables that are only looked up {params.other:,}" if params.other else "")
     )
 
 
