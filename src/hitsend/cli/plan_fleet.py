@@ -50,10 +50,7 @@ def fleet(
     engine: Annotated[str, typer.Option("--engine", help="Whose step times.")] = "vllm",
     calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="FILE", help="As of plan speed.")] = None,
     timing: Annotated[
-        str | None,
-        typer.Option(
-            "--timing", metavar="FILE|MS,MS,MS", help="Of plan steps; or a step, a prompt's token, an answer's."
-        ),
+        str | None, typer.Option("--timing", metavar="FILE|MS,MS,MS", help="Of plan steps; or step, prompt, answer.")
     ] = None,
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once on a replica.")
