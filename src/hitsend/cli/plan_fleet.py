@@ -24,11 +24,14 @@ from hitsend.plan.hardware import find_gpu
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import Layout
 from hitsend.plan.speed import SpeedQuestion, plan_speed
+from hitsend.plan.steps import Calibration, read_calibration
 from hitsend.plan.timing import PlannedTiming, StepTiming, read_timing
 from hitsend.plan.traffic import Arrival, Traffic, make_arrivals, read_trace
 
 MAX_SLOTS, DEFAULT_SLOTS = 256, 8
 DRAWS = 3
+CACHED, BLOCK = 1 << 40, 16
+"""Where requests share something: prefixes are kept, and found by blocks of so many tokens, as vLLM does."""
 MEASURED_SPREAD = (0.9, 1.1)
 """Around step times that somebody typed in."""
 
@@ -48,9 +51,11 @@ def fleet(
     engine: Annotated[str, typer.Option("--engine", help="Whose step times.")] = "vllm",
     calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="FILE", help="As of plan speed.")] = None,
     timing: Annotated[
-        str | None, typer.Option("--timing", metavar="MS,MS,MS", help="A step, a prompt's token, an answer's token.")
+        str | None, typer.Option("--timing", metavar="FILE|MS,MS,MS", help="Of plan steps; or step, prompt, answer.")
     ] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences at once on a replica.")] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once on a replica.")
+    ] = None,
     cells: Annotated[int | None, typer.Option("--cells", min=1, help="Tokens of cache on a replica.")] = None,
     step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Of one step.")] = 2048,
     input_tokens: Annotated[int, typer.Option("--input", help="Median prompt.")] = 1200,
@@ -169,9 +174,13 @@ def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
     return max(one.input + one.output for draw in draws for one in draw)
 
 
-def _place(given: Given, slots: int, cells: int, longest: int) -> Place:
+def _place(given: Given, draws: tuple[tuple[Arrival, ...], ...], slots: int, cells: int) -> Place:
+    longest = _longest(draws)
     cells = min(cells, slots * longest)
+    has_cache = any(one.shared or one.repeated for draw in draws for one in draw)
     return Place(
+        prefix_cache_bytes=CACHED if has_cache else 0,
+        prefix_step=BLOCK,
         slots=slots,
         cells_per_slot=longest,
         cells=cells,
@@ -185,10 +194,12 @@ def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:
     """Step times that somebody measured."""
     if given.model is not None or given.calibrate is not None:
         raise CallFailed("--timing, or --model with --gpu: one of them")
-    middle = read_timing(given.timing or "")
-    slots, longest = given.slots or DEFAULT_SLOTS, _longest(draws)
+    text = given.timing or ""
+    found = read_calibration(Path(text)) if "," not in text else Calibration(timing=read_timing(text))
+    middle = found.timing
+    slots = given.slots or (found.room.slots if found.room else DEFAULT_SLOTS)
     return System(
-        place=_place(given, slots, given.cells or slots * longest, longest),
+        place=_place(given, draws, slots, given.cells or slots * _longest(draws)),
         times=(middle, middle.stretched(MEASURED_SPREAD[0]), middle.stretched(MEASURED_SPREAD[1])),
         usd_per_gpu_hour=given.usd_per_gpu_hour,
     )
@@ -213,12 +224,12 @@ def _planned(given: Given, draws: tuple[tuple[Arrival, ...], ...], known: Facts)
     )
     factors = None if given.calibrate is None else factors_of(question, read_points(given.calibrate))
     plan = plan_speed(question, factors)
-    held, longest = int(plan.capacity * (entry + leave)), _longest(draws)
+    held = int(plan.capacity * (entry + leave))
     low, high = (bound / plan.tpot_ms.value for bound in (plan.tpot_ms.low, plan.tpot_ms.high))
     rent = cheapest_rental(question.gpu, known)
     price = given.usd_per_gpu_hour
     return System(
-        place=_place(given, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held, longest),
+        place=_place(given, draws, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held),
         times=(
             PlannedTiming(plan, factors),
             PlannedTiming(plan, factors, factor=low),
