@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.offsets import offsets_path
 
 AS_SHIPPED = "as-shipped"
 
@@ -59,6 +60,13 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
                 raise ConfigError(f"engine.layout: {source} could not be converted: its process left no file")
             say(f"layout {recipe}: {target.stat().st_size / 1e6:.0f} MB in {target}")
     return target
+
+
+def discard(source: Path, models_dir: Path, recipe: str) -> None:
+    """Delete the converted copy where there is one."""
+    target = converted_path(source, models_dir, recipe)
+    target.unlink(missing_ok=True)
+    offsets_path(target).unlink(missing_ok=True)
 
 
 def _run(words: list[str], say: Say) -> None:

@@ -21,6 +21,7 @@ from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.serve.engine.adapters import check_adapter
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.loading import num_cores
+from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.shape import memory_shape, plan_cells, predicted_bytes
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, config_decoder, encode
 from hitsend.serve.loop.messages import EngineFacts
@@ -45,6 +46,7 @@ def size(config: WorkerConfig) -> Sized:
     header = read_header(config.model_path)
     shape = memory_shape(header)
     plan = plan_cells(shape, settings)
+    offsets = offsets_bytes(config.model_path, header)
     adapters = sum(check_adapter(file, header.architecture) for file in config.adapters)
     facts = EngineFacts(
         model=config.name,
@@ -58,12 +60,12 @@ def size(config: WorkerConfig) -> Sized:
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
-        weights_bytes=header.tensor_bytes,
+        weights_bytes=header.tensor_bytes + offsets,
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,
         adapters=tuple(sorted(file.name for file in config.adapters)),
     )
-    return Sized(facts, predicted_bytes(header, shape, plan) + adapters)
+    return Sized(facts, predicted_bytes(header, shape, plan) + offsets + adapters)
 
 
 async def sizes(configs: Sequence[WorkerConfig]) -> list[Sized]:

@@ -19,7 +19,7 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.convert import RECIPES
-from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, converted_path, layouts_dir, sha256_of
+from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, discard, layouts_dir, sha256_of
 from hitsend.serve.engine.libllama import PACKAGE_VERSION
 from hitsend.serve.engine.loading import num_cores
 from hitsend.serve.engine.measure import Answer, Question
@@ -29,7 +29,7 @@ from hitsend.settings import EngineSettings
 LEAST_GAIN = 1.05
 """A smaller gain is within what measuring scatters, and not worth a second copy of the weights."""
 
-EDITION = 1
+EDITION = 2
 """Counts up when results of before can't be compared: other held texts, another way of measuring."""
 
 _INPUT, _OUTPUT = 128, 64
@@ -264,4 +264,4 @@ def _tidy(result: Tuned, source: Path, models_dir: Path, bound: float) -> None:
     chosen = result.choice(bound).way.layout
     for recipe in RECIPES:
         if recipe != chosen:
-            converted_path(source, models_dir, recipe).unlink(missing_ok=True)
+            discard(source, models_dir, recipe)
