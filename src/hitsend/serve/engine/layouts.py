@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def sha256_of(file: Path, folder: Path) -> str:
             while chunk := opened.read(_CHUNK_BYTES):
                 digest.update(chunk)
         known[mark] = digest.hexdigest()
-        part = folder / f"{_KNOWN}.{os.getpid()}.part"
+        part = folder / f"{_KNOWN}.{os.getpid()}-{threading.get_ident()}.part"
         part.write_text(json.dumps(known), encoding="utf-8")
         part.replace(known_file)
     return str(known[mark])

@@ -135,6 +135,8 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     windows = _QUICK_WINDOWS if is_quick else 1
     losses: dict[Way, tuple[float, ...]] = {}
     for way in ways:
+        if is_quick and way is not ways[0] and steady_gain(way, speeds) < LEAST_GAIN:
+            continue  # it can't be chosen, whatever it loses
         if way.num_threads == threads and way.micro_batch == Way().micro_batch:
             say(f"perplexity: {shown(way)}")
             losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
@@ -180,8 +182,10 @@ def explained(result: Tuned, bound: float) -> str:
             f"{chosen.way.layout}: {chosen.gain:.2f} times the output of the weights as shipped, perplexity "
             f"{chosen.loss:+.2%} (± {chosen.loss_error or 0.0:.2%}), bound {bound:.2%}"
         )
-    others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED and row.loss is not None]
-    told = ", ".join(f"{row.way.layout} {row.gain:.2f} times at {row.loss:+.2%}" for row in others)
+    others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
+    told = ", ".join(
+        f"{row.way.layout} {row.gain:.2f} times" + ("" if row.loss is None else f" at {row.loss:+.2%}") for row in others
+    )
     return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({told or 'nothing to try'})"
 
 
