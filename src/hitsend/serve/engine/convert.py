@@ -55,6 +55,9 @@ RECIPES = {"q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K, offsets.R
 PORTION_BYTES = 64 * 1024 * 1024
 """Of a tensor as 32-bit numbers."""
 
+_LONG_BYTES = 1_000_000_000
+"""Weights of which progress is worth more than one line."""
+
 _MARGIN_BYTES = 64 * 1024 * 1024
 _STRING = 8
 _SMALL = ("norm", "_inp.", "ssm_", "conv", "nextn", "shexp_gate")
@@ -179,7 +182,7 @@ def _write_tensors(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[St
         out.writelines(_portions(data, lies.data_at, step, library))
         out.write(b"\0" * (-out.tell() % lies.alignment))
         done += step.tensor.num_bytes
-        if done * 10 // whole > said:
+        if done * 10 // whole > said and (done == whole or whole >= _LONG_BYTES):
             said = done * 10 // whole
             print(f"{said * 10} % of {whole / 1e6:.0f} MB", flush=True)  # noqa: T201 (its parent reads these lines)
 

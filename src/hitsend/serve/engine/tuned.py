@@ -183,9 +183,8 @@ def explained(result: Tuned, bound: float) -> str:
             f"{chosen.loss:+.2%} (± {chosen.loss_error or 0.0:.2%}), bound {bound:.2%}"
         )
     others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
-    told = ", ".join(
-        f"{row.way.layout} {row.gain:.2f} times" + ("" if row.loss is None else f" at {row.loss:+.2%}") for row in others
-    )
+    losses = ("" if row.loss is None else f" at {row.loss:+.2%}" for row in others)
+    told = ", ".join(f"{row.way.layout} {row.gain:.2f} times{lost}" for row, lost in zip(others, losses, strict=True))
     return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({told or 'nothing to try'})"
 
 
