@@ -95,10 +95,10 @@ class Account:
             self._is_counted = True
         except LimitError as error:
             if error.windows is not None:
-                self._flight.record(LimitsChecked(error.windows.checks))
+                self._flight.record(LimitsChecked(error.windows.uses))
             raise
         self._flight.windows = left
-        self._flight.record(LimitsChecked(left.checks))
+        self._flight.record(LimitsChecked(left.uses))
 
     async def _give_back(self, used: Used) -> None:
         if self._is_counted:

@@ -8,7 +8,8 @@ open flight can be looked at any time. Next: `api/`.
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -96,7 +97,7 @@ class Flights:
         if self._traces is not None:
             self._traces.end(flight)
         if _log.isEnabledFor(logging.INFO):
-            _log.info(*_line(ended, flight), extra={"request": _entry(ended, flight)})
+            _log.info(*_line(ended, flight), extra={"request": partial(_entry, ended, flight)})
 
     @property
     def num_open(self) -> int:
@@ -150,12 +151,10 @@ def summary(flight: Flight) -> RecordSummary:
 def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
-    kinds: dict[type, list[Any]] = {ev.ChoiceFinished: [], ev.Cancelled: [], ev.Queued: []}
-    for event in flight.events():
-        if (found := kinds.get(type(event))) is not None:
-            found.append(event)
-    endings, has_queued = kinds[ev.ChoiceFinished], bool(kinds[ev.Queued])
-    cancelled = next(iter(kinds[ev.Cancelled]), None)
+    kinds = {type(event): event for event in reversed(flight.events())}  # the first of each kind
+    endings = [event for event in flight.events() if isinstance(event, ev.ChoiceFinished)]
+    cancelled = cast("ev.Cancelled | None", kinds.get(ev.Cancelled))
+    has_queued, has_row = ev.Queued in kinds, ev.Settled in kinds
     first, gaps = flight.first_token_at, flight.token_gaps_s
     return RequestFigures(
         model=flight.model or UNSERVED,
@@ -175,7 +174,7 @@ def figures(flight: Flight) -> RequestFigures:
         reasoning_tokens=flight.usage.reasoning_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
-        has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
+        has_row=has_row,
         request_id=flight.request_id,
         refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
         segments_s=tuple(ms / 1000.0 for ms in spent.values()),
