@@ -21,6 +21,8 @@ from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
 from hitsend.serve.engine.tuned import Measured, Tuned, explained, remembered, tune
 from hitsend.settings import Settings
 
+_LEAST_WIDTH = 112
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Models on this machine.")
 
 
@@ -65,7 +67,8 @@ def tune_model(
     if as_json:
         print(msgspec.json.encode(as_document(result, bound, slots)).decode())
         return
-    Console().print(table_of(result, bound))
+    # a narrow terminal, or a file, would cut columns off
+    Console(width=max(_LEAST_WIDTH, Console().width)).print(table_of(result, bound))
     print(f"\nlayout auto would be {explained(result, bound, slots)}")
 
 

@@ -35,6 +35,9 @@ EDITION = 2
 _INPUT, _OUTPUT = 128, 64
 """The request that a gain is computed for."""
 
+_BUSY = 0.5
+"""Processes that want to run, for each core, above which a measurement is of them too."""
+
 _QUICK_WINDOWS = 4
 _TIMEOUT_S = 1800.0
 
@@ -85,7 +88,7 @@ class Tuned(msgspec.Struct, frozen=True):
     rows: tuple[Measured, ...]
 
     def choice(self, bound: float, num_slots: int = max(WIDTHS)) -> Measured:
-        """The fastest layout for up to so many at once that keeps to the bound, if the gain is real; else as shipped."""
+        """The fastest layout for up to so many that keeps to the bound, if its gain is real; else as shipped."""
         shipped = self.rows[0]
         usable = [row for row in self.rows if row.is_within(bound) and row.way.kv_type == shipped.way.kv_type]
         best = max(usable, key=lambda row: row.gain_up_to(num_slots), default=shipped)
@@ -138,6 +141,8 @@ def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> 
 def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_quick: bool, say: Say) -> Tuned:
     """Measure and remember. Takes minutes. Raises ConfigError."""
     source, threads = Path(found.path), settings.num_threads or num_cores()
+    if os.getloadavg()[0] > _BUSY * num_cores():
+        say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
     files = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
     speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
