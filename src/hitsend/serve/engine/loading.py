@@ -14,11 +14,11 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
-from hitsend.serve.engine.convert import LAYOUT_KEY
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.offsets import LAYOUT_KEY, offsets_bytes
 from hitsend.serve.engine.shape import memory_shape, plan_cells
 from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
@@ -38,7 +38,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     model = LoadedModel(library, path)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
-    adapters = Adapters(model, header.architecture, config.adapters)
+    adapters = Adapters(model, header, path, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
         model,
@@ -64,7 +64,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
-        weights_bytes=library.llama_model_size(model.handle),
+        weights_bytes=library.llama_model_size(model.handle) + offsets_bytes(path, header),
         num_threads=num_threads,
         is_hybrid=model.is_recurrent,
         adapters=tuple(sorted(adapters.names)),

@@ -24,6 +24,7 @@ from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import Library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.loading import compiler_for, num_cores
+from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.shape import CellPlan, memory_shape
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
@@ -88,8 +89,9 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
             cells=memory.cells + plan.num_cells * shape.kv_bytes_per_cell,
             state=memory.state + plan.num_slots * shape.state_bytes_per_slot,
         )
-    adapters = sum(check_adapter(file, read_header(config.model_path).architecture) for file in config.adapters)
-    memory = msgspec.structs.replace(memory, adapters=adapters)
+    header = read_header(config.model_path)
+    adapters = sum(check_adapter(file, header.architecture) for file in config.adapters)
+    memory = msgspec.structs.replace(memory, adapters=adapters + offsets_bytes(config.model_path, header))
     try:
         found = [_rehearsed(path, plan, settings, library, kv_type) for path, kv_type in models]
     except ConfigError:

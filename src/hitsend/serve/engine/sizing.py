@@ -21,6 +21,7 @@ from hitsend.gguf import read_header
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.loading import num_cores
+from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.rehearsal import Memory, predicted
 from hitsend.serve.engine.shape import memory_shape, plan_cells
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, config_decoder, encode
@@ -52,6 +53,7 @@ def size(config: WorkerConfig) -> Sized:
     shape = memory_shape(header, settings.kv_type)
     plan = plan_cells(shape, settings)
     library = open_library(settings.libllama)
+    offsets = offsets_bytes(config.model_path, header)
     facts = EngineFacts(
         model=config.name,
         architecture=header.architecture,
@@ -64,7 +66,7 @@ def size(config: WorkerConfig) -> Sized:
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
         state_bytes_per_slot=shape.state_bytes_per_slot,
-        weights_bytes=header.tensor_bytes,
+        weights_bytes=header.tensor_bytes + offsets,
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,
         adapters=tuple(sorted(file.name for file in config.adapters)),

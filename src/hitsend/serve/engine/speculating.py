@@ -10,6 +10,7 @@ import numpy as np
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape
 from hitsend.serve.engine.vocabulary import LoadedModel
@@ -94,7 +95,8 @@ def speculator_for(
 
 def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock) -> LlamaDecoder:
     path = settings.draft_model or ""
-    memory_shape(read_header(path))
+    header = read_header(path)
+    memory_shape(header)
     model = LoadedModel(decoder.model.library, path)
     if model.vocabulary.token_bytes() != decoder.token_bytes:
         raise ConfigError(
@@ -108,6 +110,7 @@ def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSe
         step_tokens=decoder.max_batch_tokens,
         num_threads=facts.num_threads,
         is_unified=facts.kv_mode == "unified",
+        adapters=Adapters(model, header, path),
     )
     if not can_go_back(drafting):
         raise ConfigError(f"engine.draft_model: {path} keeps one state per sequence and can't take tokens back")
