@@ -11,11 +11,14 @@ MAX_DRAFT = 15
 
 
 class Drafted(msgspec.Struct, frozen=True):
-    """One choice's guess in one step: of `proposed` tokens the first `accepted` became part of the answer."""
+    """One choice's guess in one step: of `proposed` tokens the first `accepted` became part of the answer. `drafter`
+    made it: `prompt_lookup`, `draft` (a second model) or `mtp` (the model's own head).
+    """
 
     choice: int
     proposed: int
     accepted: int
+    drafter: str = ""
 
 
 class DraftCounts:
@@ -24,14 +27,17 @@ class DraftCounts:
     def __init__(self) -> None:
         self.proposed = [0] * MAX_DRAFT
         self.accepted = [0] * MAX_DRAFT
+        self.drafters: set[str] = set()
 
     def add(self, drafted: Drafted) -> None:
         """One more guess."""
+        self.drafters.add(drafted.drafter)
         for position in range(drafted.proposed):
             self.proposed[position] += 1
             self.accepted[position] += position < drafted.accepted
 
-    def shown(self) -> dict[str, list[int]] | None:
-        """By position, as far as anything was guessed; None where nothing was."""
+    def shown(self) -> dict[str, list[int] | list[str]] | None:
+        """By position, as far as anything was guessed, and who guessed; None where nothing was."""
         count = sum(map(bool, self.proposed))
-        return {"proposed": self.proposed[:count], "accepted": self.accepted[:count]} if count else None
+        by = sorted(filter(None, self.drafters))
+        return {"proposed": self.proposed[:count], "accepted": self.accepted[:count], "drafters": by} if count else None

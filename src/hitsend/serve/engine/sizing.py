@@ -57,13 +57,13 @@ def size(config: WorkerConfig) -> Sized:
         cells_per_slot=plan.cells_per_slot,
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
-        state_bytes_per_slot=shape.state_bytes_per_slot,
+        state_bytes_per_slot=shape.state_bytes_per_slot * (1 + plan.num_snapshots),
         weights_bytes=header.tensor_bytes,
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,
         adapters=tuple(sorted(file.name for file in config.adapters)),
     )
-    return Sized(facts, predicted_bytes(header, shape, plan) + adapters)
+    return Sized(facts, predicted_bytes(header, shape, plan, settings) + adapters)
 
 
 async def sizes(configs: Sequence[WorkerConfig]) -> list[Sized]:

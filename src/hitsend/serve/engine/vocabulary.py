@@ -75,14 +75,21 @@ class LoadedModel:
     """A model in memory; `vocab_only` leaves the weights on disk. Close it after every context that uses it.
 
     `adds_space_prefix` False keeps SentencePiece vocabularies from putting a blank in front of every text.
+    `loads_head`: its MTP head, too.
     """
 
     def __init__(
-        self, library: Library, path: str, *, vocab_only: bool = False, adds_space_prefix: bool = True
+        self,
+        library: Library,
+        path: str,
+        *,
+        vocab_only: bool = False,
+        adds_space_prefix: bool = True,
+        loads_head: bool = False,
     ) -> None:
         self.library = library
         params = library.default_model_params()
-        params.vocab_only = vocab_only
+        params.vocab_only, params.load_mtp = vocab_only, loads_head
         overrides = override_bool(SPACE_PREFIX_KEY, value=False)
         if not adds_space_prefix:
             params.kv_overrides = address_of(overrides)

@@ -223,11 +223,17 @@ class KnownCosts(StepCosts):
 
 
 def draft_lengths(
-    chances: Items[float], most: Items[int], costs: StepCosts, proposing: Callable[[int, int], float] = lambda *_: 0.0
+    chances: Items[float],
+    most: Items[int],
+    costs: StepCosts,
+    proposing: Callable[[int, int], float] = lambda *_: 0.0,
+    *,
+    is_again: bool = False,
 ) -> list[int]:
     """How many tokens to draft for each sequence of a pass, given how likely each guess is and the most it may have.
 
-    `proposing(count, length)`: seconds that go into the drafts themselves.
+    `proposing(count, length)`: seconds that go into the drafts themselves. `is_again`: what is kept of a draft that
+    isn't right to its end is computed once more.
 
     All that get a draft in one pass get an equally long one: passes are cut into calls of equal lengths. Sequences
     without one go in a call of their own, never a single one of several: alone in a call, the library's arithmetic has
@@ -251,6 +257,8 @@ def draft_lengths(
                 continue
             calls = 1 if number == count else 2
             seconds = costs.seconds(calls, count + number * length) + proposing(number, length)
+            if is_again:
+                seconds += (1.0 - chances[i] ** length) * costs.seconds(1, 1) + gained * costs.token_s
             rate = (count + gained) / seconds
             if rate > best:
                 best, chosen, chosen_length = rate, able[:number], length
