@@ -10,7 +10,7 @@ MAX_DRAFT = 15
 """Tokens that are guessed in a row, at most: the positions that are counted."""
 
 
-class Drafted(msgspec.Struct, frozen=True):
+class Drafted(msgspec.Struct, frozen=True, omit_defaults=True):
     """One choice's guess in one step: of `proposed` tokens the first `accepted` became part of the answer. `drafter`
     made it: `prompt_lookup`, `draft` (a second model) or `mtp` (the model's own head).
     """
@@ -39,5 +39,8 @@ class DraftCounts:
     def shown(self) -> dict[str, list[int] | list[str]] | None:
         """By position, as far as anything was guessed, and who guessed; None where nothing was."""
         count = sum(map(bool, self.proposed))
+        if not count:
+            return None
+        shown: dict[str, list[int] | list[str]] = {"proposed": self.proposed[:count], "accepted": self.accepted[:count]}
         by = sorted(filter(None, self.drafters))
-        return {"proposed": self.proposed[:count], "accepted": self.accepted[:count], "drafters": by} if count else None
+        return shown | ({"drafters": by} if by else {})

@@ -218,7 +218,6 @@ _CONVERTING: dict[str, tuple[Any, list[Any]]] = {
 _HEAD: dict[str, tuple[str, Any, list[Any]]] = {
     "llama_set_embeddings_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_P, _B, _B]),
     "llama_get_embeddings_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _P, [_P]),
-    "llama_get_embeddings_nextn_ith": ("_Z30llama_get_embeddings_nextn_ithP13llama_contexti", _P, [_P, _I]),
 }
 """What only an MTP head needs. It isn't C yet, so builds export it by its C++ name: name, that name, types."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
+from hitsend.core.drafts import MAX_DRAFT
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.libllama import Library, floats_at, new_batch
 from hitsend.serve.engine.shape import HEAD_WINDOW, CellPlan
@@ -33,7 +34,7 @@ States = NDArray[np.float32]
 
 
 class _Rows(NamedTuple):
-    """What goes through the head: tokens, the states before them, and whose successors are wanted."""
+    """What goes through the head: tokens, the states before them, and whether their successors are wanted."""
 
     ids: Ids
     positions: Ids
@@ -173,79 +174,76 @@ class MtpHead:
             self._clear(slot)
 
     def _draft(self, asked: dict[int, int], length: int) -> dict[int, tuple[int, ...]]:
-        guesses: dict[int, list[int]] = {}
-        states: dict[int, States] = {}
-        for slots in self._shared_out(asked):
-            found = self._compute(self._catch_up({slot: asked[slot] for slot in slots}))
-            for slot, guess, state in zip(slots, *found, strict=True):
-                guesses[slot], states[slot] = [guess], state
-        slots_of_all = np.array(list(guesses), np.int32)
-        for step in range(1, length if guesses else 0):
+        if not asked:
+            return {}
+        slots = list(asked)
+        self._catch_up(slots)
+        places = [self._trails[slot].start for slot in slots]
+        tokens, states = list(asked.values()), np.stack([self._trails[slot].last for slot in slots])
+        guesses: list[list[int]] = []
+        for step in range(length):
             rows = _Rows(
-                np.array([each[-1] for each in guesses.values()], np.int32),
-                np.array([self._trails[slot].start - 1 + step for slot in guesses], np.int32),
-                slots_of_all,
-                np.stack(list(states.values())),
-                np.ones(len(guesses), np.int8),
+                np.array(tokens, np.int32),
+                np.array(places, np.int32) + np.int32(step),
+                np.array(slots, np.int32),
+                states,
+                np.ones(len(slots), np.int8),
             )
-            for slot, guess, state in zip(guesses, *self._compute(rows), strict=True):
-                guesses[slot].append(guess)
-                states[slot] = state
-        for slot in guesses:  # what it guessed may be wrong
-            self._slots.truncate(slot, self._trails[slot].start)
-        return {slot: tuple(each) for slot, each in guesses.items()}
+            tokens, states = self._compute(rows)
+            guesses.append(tokens)
+        for slot, place in zip(slots, places, strict=True):  # what was guessed may be wrong
+            self._slots.truncate(slot, place + 1)
+            self._trails[slot].start = place + 1
+        return dict(zip(slots, zip(*guesses, strict=True), strict=True))
 
-    def _shared_out(self, asked: dict[int, int]) -> list[list[int]]:
-        """The slots by call: each brings what it has not told the head yet, and its pending token."""
-        calls: list[list[int]] = []
-        room = 0
-        for slot in asked:
-            count = self._trails[slot].count + 1
-            if count > room:
-                calls.append([])
-                room = _CALL_TOKENS
-            calls[-1].append(slot)
-            room -= count
-        return calls
+    def _catch_up(self, slots: list[int]) -> None:
+        """Show it what each slot computed since the last draft.
 
-    def _catch_up(self, asked: dict[int, int]) -> _Rows:
-        parts = []
-        for slot, token in asked.items():
+        In a call of its own: where outputs are wanted of some tokens only, the library hands out others' states.
+        """
+        parts: list[tuple[Ids, Ids, Ids, States]] = []
+        room = _CALL_TOKENS
+        for slot in slots:
             trail = self._trails[slot]
-            count = trail.count + 1
-            self._make_room(slot, trail, count)
-            wants = np.zeros(count, np.int8)
-            wants[-1] = 1
-            ids = np.append(trail.ids[: trail.count], np.int32(token))
-            positions = np.arange(trail.start, trail.start + count, dtype=np.int32)
-            states = np.concatenate([trail.states[: trail.count], trail.last[None]])
-            parts.append((ids, positions, np.full(count, slot, np.int32), states, wants))
-            trail.start, trail.count = trail.end + 1, 0
-        ids, positions, slots, states, wants = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return _Rows(ids, positions, slots, states, wants)
+            self._make_room(slot, trail)
+            if trail.count > room:
+                self._show(parts)
+                parts, room = [], _CALL_TOKENS
+            if trail.count:
+                positions = np.arange(trail.start, trail.end, dtype=np.int32)
+                owners = np.full(trail.count, slot, np.int32)
+                parts.append((trail.ids[: trail.count], positions, owners, trail.states[: trail.count]))
+                room -= trail.count
+                trail.start, trail.count = trail.end, 0
+        self._show(parts)
 
-    def _make_room(self, slot: int, trail: _Trail, count: int) -> None:
+    def _show(self, parts: list[tuple[Ids, Ids, Ids, States]]) -> None:
+        if parts:
+            ids, positions, slots, states = (np.concatenate(column) for column in zip(*parts, strict=True))
+            self._compute(_Rows(ids, positions, slots, states, np.zeros(len(ids), np.int8)))
+
+    def _make_room(self, slot: int, trail: _Trail) -> None:
         """Forget the older half where the next tokens and a draft wouldn't fit."""
-        first = self._first.setdefault(slot, trail.start)
-        if trail.start + count + HEAD_WINDOW // 8 - first > self._cells:
-            first = max(first, trail.start + count + HEAD_WINDOW // 8 - self._cells, (first + trail.start) // 2)
+        first, needed = self._first.setdefault(slot, trail.start), trail.end + MAX_DRAFT
+        if needed - first > self._cells:
+            first = max(needed - self._cells, (first + trail.start) // 2)
             self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), slot, 0, first)
             self._first[slot] = first
 
-    def _compute(self, rows: _Rows) -> tuple[list[int], list[States]]:
+    def _compute(self, rows: _Rows) -> tuple[list[int], States]:
         """The likeliest successor and the head's state for each wanted row."""
-        count = len(rows.ids)
+        count, wanted = len(rows.ids), int(rows.wants.sum())
         pointers = rows.slots.ctypes.data + np.arange(count, dtype=np.uint64) * rows.slots.itemsize
         arrays = (rows.ids, rows.positions, np.ones(count, np.int32), pointers, rows.wants)
         states = np.ascontiguousarray(rows.states)
         code: int = self._lib.llama_decode(self._context, new_batch(arrays, 0, count, states))
         if code != 0:
             raise DecoderFailed(f"the MTP head failed with {code}: {self._lib.take_lines()}", is_fatal=False)
-        wanted = np.flatnonzero(rows.wants).tolist()
-        logits = floats_at(self._lib.llama_get_logits(self._context), len(wanted), self._vocab_size)
-        best = logits.argmax(axis=1).tolist()
-        state_of = self._lib.llama_get_embeddings_nextn_ith
-        return best, [floats_at(state_of(self._context, row), 1, self._width)[0].copy() for row in wanted]
+        if not wanted:
+            return [], states[:0]
+        logits = floats_at(self._lib.llama_get_logits(self._context), wanted, self._vocab_size)
+        own = floats_at(self._lib.llama_get_embeddings_nextn(self._context), wanted, self._width)
+        return logits.argmax(axis=1).tolist(), own.copy()
 
     def _clear(self, slot: int) -> None:
         if self._first.pop(slot, None) is not None:

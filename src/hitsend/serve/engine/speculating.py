@@ -20,7 +20,7 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import Likelier, OwnHead
+from hitsend.serve.loop.own_head import BOLD_CHANCE, FIRST_CHANCE, Likelier, OwnHead
 from hitsend.serve.loop.speculate import KnownCosts, StepCosts
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
@@ -77,7 +77,8 @@ def takes_back(decoder: LlamaDecoder) -> bool:
             decoder.release(0)
     finally:
         decoder.release(0)
-    return np.allclose(*logits, atol=0.01 * float(logits[0].std()))
+    without, wrong = logits
+    return bool(np.allclose(without, wrong, atol=0.01 * float(without.std())))
 
 
 def _one_sequence(ids: tuple[int, ...], start: int, *, has_drafts: bool = False) -> Batch:
@@ -113,17 +114,18 @@ def speculator_for(
     """What `facts.speculation` says. Loads the draft model, or makes the head. Raises ConfigError."""
     if facts.speculation == "off":
         return None
+    back = going_back(decoder)
     if facts.speculation == "draft":
         drafting = _draft_decoder(decoder, facts, settings, clock)
-        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=going_back(decoder))
+        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=back)
     alone = measured(decoder, clock)
     ways: list[Proposer] = [PromptLookup()] if "prompt_lookup" in facts.speculation else []
     if "mtp" in facts.speculation:
         decoder.head = MtpHead(decoder.model, decoder.context, decoder.plan, num_threads=facts.num_threads)
         decoder.head.measure(clock)
-        ways.append(OwnHead(decoder.head))
+        ways.append(OwnHead(decoder.head, BOLD_CHANCE if back.is_again else FIRST_CHANCE))
     proposer = ways[0] if len(ways) == 1 else Likelier(ways)
-    return Speculator(proposer, alone=alone, going_back=going_back(decoder))
+    return Speculator(proposer, alone=alone, going_back=back)
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:

@@ -18,6 +18,9 @@ from hitsend.serve.loop.verify import Proposer
 FIRST_CHANCE = 0.6
 """How often a head is believed to be right before anything is known of it."""
 
+BOLD_CHANCE = 0.85
+"""The same where wrong guesses cost so much that nobody would ever try otherwise."""
+
 _BELIEF = 2.0
 """So many guesses' worth."""
 
@@ -43,16 +46,17 @@ class Head(Protocol):
 class _Trust:
     """In the guesses for one sequence."""
 
-    __slots__ = ("hits", "pause", "rest", "sequence", "trials")
+    __slots__ = ("first_chance", "hits", "pause", "rest", "sequence", "trials")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, first_chance: float) -> None:
         self.sequence = sequence
+        self.first_chance = first_chance
         self.hits = self.trials = 0.0
         self.rest, self.pause = 0, FIRST_REST
 
     @property
     def chance(self) -> float:
-        return 0.0 if self.rest else (self.hits + _BELIEF * FIRST_CHANCE) / (self.trials + _BELIEF)
+        return 0.0 if self.rest else (self.hits + _BELIEF * self.first_chance) / (self.trials + _BELIEF)
 
     def wait(self) -> None:
         """One more step; what is old counts less."""
@@ -72,8 +76,9 @@ class _Trust:
 class OwnHead:
     """See `verify.Proposer`."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, first_chance: float = FIRST_CHANCE) -> None:
         self._head = head
+        self._first_chance = first_chance
         self._trusts: dict[int, _Trust] = {}
 
     def name_for(self, sequence: Sequence) -> str:  # noqa: ARG002  # the protocol's
@@ -88,7 +93,7 @@ class OwnHead:
         for sequence in sequences:
             trust = self._trusts.get(sequence.arrival)
             if trust is None:
-                trust = self._trusts[sequence.arrival] = _Trust(sequence)
+                trust = self._trusts[sequence.arrival] = _Trust(sequence, self._first_chance)
             trust.wait()
             found.append(trust.chance)
         return found

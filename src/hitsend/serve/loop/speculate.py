@@ -179,7 +179,7 @@ class StepCosts:
         self._n = fade * self._n + n
         self._fit()
 
-    def seconds(self, calls: int, tokens: int) -> float:
+    def seconds(self, calls: int, tokens: float) -> float:
         """What such a pass would take now."""
         return self._call_s * calls + self._token_s * tokens
 
@@ -258,7 +258,7 @@ def draft_lengths(
             calls = 1 if number == count else 2
             seconds = costs.seconds(calls, count + number * length) + proposing(number, length)
             if is_again:
-                seconds += (1.0 - chances[i] ** length) * costs.seconds(1, 1) + gained * costs.token_s
+                seconds += (1.0 - chances[i] ** length) * costs.seconds(1, 1 + gained)
             rate = (count + gained) / seconds
             if rate > best:
                 best, chosen, chosen_length = rate, able[:number], length
