@@ -149,7 +149,11 @@ def test_drafts_are_told_by_position_and_their_tokens_came_at_once() -> None:
     assert shown["drafts"] == counts, "steps that aren't kept count, too"
     assert shown["steps_dropped"] == 1
     kept = [event["drafts"] for event in shown["events"] if event["type"] == "step"]
-    assert [list(drafts) for drafts in kept] == [[], [], [{"choice": 0, "proposed": 4, "accepted": 2, "drafter": "mtp"}]]
+    assert [list(drafts) for drafts in kept] == [
+        [],
+        [],
+        [{"choice": 0, "proposed": 4, "accepted": 2, "drafter": "mtp"}],
+    ]
     assert flight.token_gaps_s == pytest.approx([0.010, 0.010, 0.0, 0.0, 0.010])
 
 

@@ -135,15 +135,6 @@ def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
         assert all(draft.accepted == draft.proposed for draft in drafts)
 
 
-async def test_a_model_that_cant_take_tokens_back(engine_of: Callable[..., Any], hybrid_path: str) -> None:
-    async with engine_of(hybrid_path, setting("auto")) as engine:
-        facts = engine.facts
-        assert (facts.speculation, "take tokens back" in facts.speculation_reason) == ("off", True)
-    with pytest.raises(ConfigError, match=r"engine\.speculation"):
-        async with engine_of(hybrid_path, setting("prompt_lookup")):
-            raise AssertionError("it should not have started")
-
-
 async def test_a_draft_model_has_to_fit(engine_of: Callable[..., Any], model_path: str, hybrid_path: str) -> None:
     for more, reason in (({}, "engine.draft_model"), ({"draft_model": hybrid_path}, "take tokens back")):
         with pytest.raises(ConfigError, match=reason):
