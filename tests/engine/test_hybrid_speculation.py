@@ -4,7 +4,7 @@ import ctypes
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,19 +17,20 @@ from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import memory_shape, plan_cells, predicted_bytes
-from hitsend.serve.engine.speculating import going_back, speculator_for, way_to_speculate, why_no_head
+from hitsend.serve.engine.speculating import can_pay, going_back, speculator_for, way_to_speculate, why_no_head
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Abort, EngineFacts, StepReport, Submit
-from hitsend.serve.loop.own_head import OwnHead
+from hitsend.serve.loop.own_head import FIRST_CHANCE, Likelier, OwnHead
 from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.speculate import KnownCosts
 from hitsend.serve.loop.step import Loop
-from hitsend.serve.loop.verify import PromptLookup, Proposer, Speculator
+from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 from tests.engine.conftest import bundled
 from tests.engine.hybrid import Tiny
 from tests.engine.test_llama_decoder import prompt
 from tests.engine.test_speculation import answers, loaded, setting
+from tests.loop.test_own_head import Guessing
 from tests.loop.test_verify import Free
 
 pytestmark = pytest.mark.model
@@ -39,7 +40,8 @@ TIGHT = 1_100_000
 
 
 def started(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings) -> Speculator:
-    speculator = speculator_for(decoder, facts, settings, SystemClock())
+    speculator, facts = speculator_for(decoder, facts, settings, SystemClock())
+    assert facts.speculation == settings.speculation
     assert speculator is not None
     return speculator
 
@@ -77,12 +79,11 @@ def test_answers_are_the_same_with_drafts_and_without(mtp_path: str) -> None:
     with loaded(mtp_path, setting("off")) as (decoder, facts):
         assert (facts.speculation, decoder.num_snapshots) == ("off", 0)
         plain, _, plain_steps = answers(decoder, None)
-    settings = setting("auto")
+    settings = setting("mtp")
     with loaded(mtp_path, settings) as (decoder, facts):
-        assert facts.speculation == "prompt_lookup+mtp"
-        both = started(decoder, facts, settings).proposer
-        assert decoder.head is not None
-        head = OwnHead(decoder.head)
+        assert way_to_speculate(decoder, setting("auto"), "") == ("prompt_lookup+mtp", "")
+        head = started(decoder, facts, settings).proposer
+        both = Likelier([PromptLookup(), head])
         for proposer, most in ((both, 0.7), (head, 0.7), (PromptLookup(), 1.0)):
             said, drafts, steps = answers(decoder, all_the_time(decoder, proposer))
             assert said == plain
@@ -235,7 +236,7 @@ class Hiding:
 def test_a_library_that_lacks_what_heads_need_says_so(mtp_path: str, hybrid_path: str) -> None:
     whole = open_library()
     assert whole.lacks_for_head == ""
-    lacking = Library(whole.path, Hiding(whole._functions, "embeddings_nextn"), 1)  # type: ignore[arg-type]
+    lacking = Library(whole.path, cast("ctypes.CDLL", Hiding(whole._functions, "embeddings_nextn")), 1)
     auto, named = setting("auto"), setting("mtp")
     why = why_no_head(read_header(mtp_path), lacking, auto)
     assert why == "llama.cpp b1 lacks llama_set_embeddings_nextn, without which MTP heads can't run"
@@ -265,3 +266,12 @@ def test_snapshots_and_the_heads_cache_are_counted(mtp_path: str) -> None:
         assert facts.state_bytes_per_slot == 8 * shape.state_bytes_per_slot
     for budget, count in ((TIGHT, 0), (2_000_000, 1), (5_000_000, 2), (10**8, 7)):
         assert plan_cells(shape, setting("auto", kv_budget_bytes=budget)).num_snapshots == count
+
+
+def test_a_head_that_can_not_pay_is_not_asked() -> None:
+    """At the start: nobody's first guess would be worth its time, and so nothing would ever be learnt."""
+    costs = KnownCosts(0.8, 0.2)
+    for pass_s, is_worth_it in ((0.05, True), (0.2, True), (0.6, False)):
+        head = Guessing(lambda _slot, _token: (), pass_s)
+        assert can_pay(head, FIRST_CHANCE, costs, GoingBack(7)) is is_worth_it
+    assert not can_pay(Guessing(lambda _slot, _token: (), 0.05), FIRST_CHANCE, costs, GoingBack(7, is_again=True))

@@ -82,13 +82,13 @@ async def test_ten_turns_on_a_hybrid_model_compute_only_the_rest(engine_of: Call
     """With guesses. Outputs are equal with checkpoints alone; what was decoded and is used again differs in the last
     bits.
     """
-    settings = msgspec.structs.replace(SMALL, context=1024, num_slots=4)
+    settings = msgspec.structs.replace(SMALL, context=1024, num_slots=4, speculation="mtp")
     exact = msgspec.structs.replace(settings, prefix_cache_answers=False)
     greedy = SamplingParams(temperature=0.0)
     for mode, slack in ((settings, 0), (exact, 64)):
         turns: list[tuple[tuple[int, ...], list[Any]]] = []
         async with engine_of(mtp_path, mode) as engine:
-            assert (engine.facts.is_hybrid, engine.facts.speculation) == (True, "prompt_lookup+mtp")
+            assert (engine.facts.is_hybrid, engine.facts.speculation) == (True, "mtp")
             prompt, known = PROMPT[:100], 0
             for turn in range(10):
                 asked = job(f"{turn}", prompt, sampling=greedy, boundaries=(len(prompt) - 3,))

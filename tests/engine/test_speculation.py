@@ -100,7 +100,8 @@ def test_a_long_sequence_alone_says_the_same_again(model_path: str) -> None:
     settings = setting("auto")
     with loaded(model_path, settings) as (decoder, facts):
         prompt = tuple(decoder.model.vocabulary.tokenize((TEXT * 12).encode()))[:280]
-        loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator_for(decoder, facts, settings, SystemClock()))
+        speculator, _ = speculator_for(decoder, facts, settings, SystemClock())
+        loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator)
         said: list[list[int]] = []
         for number in range(2):
             loop.handle(Submit(str(number), prompt, SamplingParams(temperature=0.7), (5,), 40, 60.0))
@@ -121,7 +122,7 @@ def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
     """At temperature 0, through the loader that the engine's child uses."""
     settings = setting("draft", draft_model=model_path)
     with loaded(model_path, settings) as (decoder, facts):
-        speculator = speculator_for(decoder, facts, settings, SystemClock())
+        speculator, _ = speculator_for(decoder, facts, settings, SystemClock())
         assert isinstance(speculator, Speculator)
         proposer = speculator.proposer
         assert isinstance(proposer, DraftModel)

@@ -219,7 +219,7 @@ _HEAD: dict[str, tuple[str, Any, list[Any]]] = {
     "llama_set_embeddings_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_P, _B, _B]),
     "llama_get_embeddings_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _P, [_P]),
 }
-"""What only an MTP head needs. It isn't C yet, so builds export it by its C++ name: name, that name, types."""
+"""What only an MTP head needs, under its C++ name: it isn't C yet."""
 
 
 class Library:
@@ -330,9 +330,7 @@ def new_batch(
     arrays: tuple[NDArray[Any], ...], start: int, count: int, states: NDArray[np.float32] | None = None
 ) -> BatchStruct:
     """A `llama_batch` over `count` rows from row `start` of (token, pos, n_seq_id, seq_id pointers, logits) arrays.
-
-    `states`: for an MTP head, what the model's last layer said of each row's token before. Keep all arrays until the
-    library is done.
+    `states`: for an MTP head, what the model's last layer said of the token before. The arrays must outlive the call.
     """
     token, pos, n_seq_id, seq_id, logits = (a.ctypes.data + start * a.itemsize for a in arrays)
     return BatchStruct(count, token, None if states is None else states.ctypes.data, pos, n_seq_id, seq_id, logits)

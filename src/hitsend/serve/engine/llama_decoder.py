@@ -131,11 +131,6 @@ class LlamaDecoder(Slots):
         """Whether `truncate` works anywhere; recurrent layers can't."""
         return not self.is_recurrent
 
-    @property
-    def context(self) -> int:
-        """The library's handle."""
-        return self._context
-
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
         count = len(batch.token_ids)

@@ -10,6 +10,7 @@ states wait in memory, at most `WINDOW` of each slot, until somebody wants a gue
 Next: `../loop/own_head.py`, which decides when it is asked.
 """
 
+from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from hitsend.serve.loop.decoder import DecoderFailed
 _MTP = 1
 _CALL_TOKENS = 512
 _TRIES = 5
+_NOTED_STEPS = 64
 
 Ids = NDArray[np.int32]
 States = NDArray[np.float32]
@@ -92,6 +94,7 @@ class MtpHead:
         self._context = self._open(model, plan, num_threads)
         self._slots = Slots(self._lib, self._context, is_unified=False, is_recurrent=False, again=_never)
         self._trails: dict[int, _Trail] = {}
+        self._steps: deque[tuple[Ids, Ids, Ids, States]] = deque(maxlen=_NOTED_STEPS)
         self._first: dict[int, int] = {}  # the lowest position in the head's cache, by slot
         self._pass_s = 0.0
         self._lib.llama_set_embeddings_nextn(context, True, False)  # of all tokens
@@ -99,13 +102,20 @@ class MtpHead:
 
     def computed(self, ids: Ids, positions: Ids, slots: Ids) -> None:
         """The decoder's last call computed these rows, sorted by slot."""
-        states = floats_at(self._lib.llama_get_embeddings_nextn(self._trunk), len(ids), self._width)
+        address = self._lib.llama_get_embeddings_nextn(self._trunk)
+        states = floats_at(address, len(ids), self._width)
+        if len(ids) == 1 or (slots[1:] > slots[:-1]).all():
+            # a plain step: most of them nobody asks about, so it is only noted
+            self._steps.append((ids.copy(), positions.copy(), slots.copy(), states.copy()))
+            return
+        self._follow_steps()
         starts = np.flatnonzero(np.diff(slots, prepend=-1)).tolist()
         for start, end in pairwise([*starts, len(ids)]):
             self._follow(int(slots[start]), int(positions[start]), ids[start:end], states[start:end])
 
     def draft(self, asked: dict[int, int], length: int) -> dict[int, tuple[int, ...]]:
         """Slot to its pending token: up to so many that may follow, for the slots that it knows enough of."""
+        self._follow_steps()
         known = {slot: token for slot, token in sorted(asked.items()) if slot in self._trails}
         try:
             return self._draft(known, length)
@@ -130,6 +140,7 @@ class MtpHead:
 
     def forget(self, slot: int) -> None:
         """The slot is empty."""
+        self._follow_steps()
         self._trails.pop(slot, None)
         self._clear(slot)
 
@@ -144,6 +155,7 @@ class MtpHead:
 
     def cut(self, slot: int, num_tokens: int) -> None:
         """The slot has only so many tokens left."""
+        self._follow_steps()
         trail = self._trails.get(slot)
         if trail is None or num_tokens >= trail.end:
             return
@@ -157,7 +169,15 @@ class MtpHead:
         """Free its context (before the model, and before the decoder's). Safe to call twice."""
         if self._context:
             self._lib.llama_free(self._context)
+            self._lib.llama_set_embeddings_nextn(self._trunk, False, False)
             self._context = 0
+
+    def _follow_steps(self) -> None:
+        """Of plain steps, the last ones are known; where earlier ones were, the head begins anew."""
+        while self._steps:
+            ids, positions, slots, states = self._steps.popleft()
+            for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+                self._follow(slot, position, ids[row : row + 1], states[row : row + 1])
 
     def _follow(self, slot: int, position: int, ids: Ids, states: States) -> None:
         trail = self._trails.get(slot)

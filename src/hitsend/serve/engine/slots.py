@@ -20,6 +20,7 @@ from hitsend.serve.engine.libllama import Library
 from hitsend.serve.loop.decoder import DecoderFailed
 
 _PARTIAL_ONLY = 1
+_NOWHERE = 2**31
 
 
 class Run(NamedTuple):
@@ -49,15 +50,22 @@ class Slots:
         self.is_recurrent = is_recurrent
         self.num_snapshots = int(library.llama_n_rs_seq(context)) if is_recurrent else 0
         self._compute_again = again
-        self._last: dict[int, int] = {}
+        self._last: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+        self._other: set[int] = set()
         self._gone_back: set[int] = set()
         self._checkpoint: _Checkpoint | None = None
 
+    @property
+    def context(self) -> int:
+        """The library's handle."""
+        return self._context
+
     def called(self, slots: NDArray[np.int32], positions: NDArray[np.int32]) -> None:
         """A call of the library computed these rows. Recurrent models only."""
-        first = np.flatnonzero(np.diff(slots, prepend=-1))
-        self._last = dict(zip(slots[first].tolist(), positions[first].tolist(), strict=True))
-        self._gone_back -= self._last.keys()
+        self._last = slots.copy(), positions.copy()
+        self._other.clear()
+        if self._gone_back:
+            self._gone_back.difference_update(slots.tolist())
 
     def expect(self, drafted: list[Run], last_call: int) -> bool:
         """These runs may be taken back in part; False where that is impossible. The last call has so many rows."""
@@ -75,7 +83,7 @@ class Slots:
     def release(self, slot: int) -> None:
         """Forget everything that the slot holds."""
         self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
-        self._last.pop(slot, None)
+        self._changed(slot)
         self._gone_back.discard(slot)
 
     def copy(self, source: int, target: int) -> None:
@@ -96,8 +104,8 @@ class Slots:
             return True
         if not self.is_recurrent:
             return bool(self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens, -1))
-        if self._last.get(slot, num_tokens) < num_tokens and held - num_tokens <= self.num_snapshots:
-            del self._last[slot]  # it can be done once
+        if self._last_from(slot) < num_tokens and held - num_tokens <= self.num_snapshots:
+            self._changed(slot)  # it can be done once
             self._gone_back.add(slot)
             return bool(self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens, -1))
         return self._go_to_checkpoint(slot, num_tokens)
@@ -119,6 +127,17 @@ class Slots:
         flags = _PARTIAL_ONLY if is_partial else 0
         return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, flags))
 
+    def _last_from(self, slot: int) -> int:
+        """Where the last call's tokens of a slot begin; behind everything, where it had none or isn't as it left it."""
+        if self._last is None or slot in self._other:
+            return _NOWHERE
+        first = self._last[1][self._last[0] == slot]
+        return int(first[0]) if first.size else _NOWHERE
+
+    def _changed(self, slot: int) -> None:
+        if self._last is not None:
+            self._other.add(slot)
+
     def _go_to_checkpoint(self, slot: int, num_tokens: int) -> bool:
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is None or checkpoint.run.slot != slot or checkpoint.run.start >= num_tokens:
@@ -138,7 +157,7 @@ class Slots:
         return saved
 
     def _restore(self, slot: int, saved: NDArray[np.uint8], flags: int) -> None:
-        self._last.pop(slot, None)
+        self._changed(slot)
         self._gone_back.discard(slot)
         read = self._lib.llama_state_seq_set_data_ext(self._context, saved.ctypes.data, saved.size, slot, flags)
         if read != saved.size:

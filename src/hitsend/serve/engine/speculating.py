@@ -5,6 +5,7 @@ Enters: settings and a decoder that holds nothing yet. Leaves: the way to guess,
 head that was asked for and can't work is a ConfigError with a reason. Next: `../loop/verify.py`.
 """
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +21,8 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import BOLD_CHANCE, FIRST_CHANCE, Likelier, OwnHead
-from hitsend.serve.loop.speculate import KnownCosts, StepCosts
+from hitsend.serve.loop.own_head import BOLD_CHANCE, FIRST_CHANCE, Head, Likelier, OwnHead
+from hitsend.serve.loop.speculate import KnownCosts, StepCosts, draft_lengths
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 
@@ -110,22 +111,34 @@ def measured(decoder: LlamaDecoder, clock: Clock) -> KnownCosts:
 
 def speculator_for(
     decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock
-) -> Speculator | None:
-    """What `facts.speculation` says. Loads the draft model, or makes the head. Raises ConfigError."""
+) -> tuple[Speculator | None, EngineFacts]:
+    """What `facts.speculation` says, and what came of it. Loads a draft model, makes a head. Raises ConfigError."""
     if facts.speculation == "off":
-        return None
+        return None, facts
     back = going_back(decoder)
     if facts.speculation == "draft":
         drafting = _draft_decoder(decoder, facts, settings, clock)
-        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=back)
+        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=back), facts
     alone = measured(decoder, clock)
     ways: list[Proposer] = [PromptLookup()] if "prompt_lookup" in facts.speculation else []
     if "mtp" in facts.speculation:
-        decoder.head = MtpHead(decoder.model, decoder.context, decoder.plan, num_threads=facts.num_threads)
-        decoder.head.measure(clock)
-        ways.append(OwnHead(decoder.head, BOLD_CHANCE if back.is_again else FIRST_CHANCE))
+        head = MtpHead(decoder.model, decoder.context, decoder.plan, num_threads=facts.num_threads)
+        head.measure(clock)
+        chance = BOLD_CHANCE if back.is_again else FIRST_CHANCE
+        if ways and not can_pay(head, chance, alone, back):
+            head.close()
+            reason = "the model's MTP head is too slow here, beside the model itself, to save time"
+            facts = msgspec.structs.replace(facts, speculation="prompt_lookup", speculation_reason=reason)
+        else:
+            decoder.head = head
+            ways.append(OwnHead(head, chance))
     proposer = ways[0] if len(ways) == 1 else Likelier(ways)
-    return Speculator(proposer, alone=alone, going_back=back)
+    return Speculator(proposer, alone=alone, going_back=back), facts
+
+
+def can_pay(head: Head, chance: float, costs: StepCosts, back: GoingBack) -> bool:
+    """Whether a sequence that is alone would ever be guessed for, if so many first guesses are right."""
+    return any(draft_lengths([chance], [back.longest], costs, head.seconds, is_again=back.is_again))
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:

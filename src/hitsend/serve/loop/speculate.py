@@ -247,10 +247,10 @@ def draft_lengths(
     order = sorted((i for i in range(count) if most[i] and chances[i] > least), key=lambda i: -chances[i])
     if not order:
         return lengths
-    best, chosen, chosen_length = plain * MIN_GAIN, order[:0], 0
+    best, chosen, chosen_length, last = plain * MIN_GAIN, order[:0], 0, 0.0
     for length in LENGTHS:
         able = [i for i in order if most[i] >= length]
-        gained = 0.0
+        gained = top = 0.0
         for number, i in enumerate(able, 1):
             gained += _expected(chances[i], length)
             if number == count - 1:
@@ -260,8 +260,12 @@ def draft_lengths(
             if is_again:
                 seconds += (1.0 - chances[i] ** length) * costs.seconds(1, 1 + gained)
             rate = (count + gained) / seconds
+            top = max(top, rate)
             if rate > best:
                 best, chosen, chosen_length = rate, able[:number], length
+        if top < last:
+            break  # one token more was worth less than it cost; the next ones are less likely still
+        last = top
     for i in chosen:
         lengths[i] = chosen_length
     return lengths
