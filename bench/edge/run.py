@@ -57,7 +57,7 @@ def figures(gateway: Gateway) -> dict[str, float]:
 
 def run(rounds: int, binary: str | None, data: str | None, memory: int) -> dict[str, Any]:
     """All rounds."""
-    ports = [_free_port() for _ in range(4)]
+    ports = [free_port() for _ in range(4)]
     with everything(ports, binary, data) as gateways:
         mock = Gateway("no gateway", ports[0], "none", gateways[0].pid)
         start = {gateway.name: gateway.rss_mb() for gateway in gateways}
@@ -100,7 +100,8 @@ def _ledger(gateway: Gateway) -> dict[str, float]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
