@@ -81,8 +81,8 @@ class EngineSettings(Section, frozen=True):
     """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
-    speculation: Literal["auto", "off", "prompt_lookup", "draft"] = "auto"
-    """Guessing ahead, answers unchanged: from a sequence's own text, or by `draft_model`; auto: what can work here."""
+    speculation: Literal["auto", "off", "prompt_lookup", "draft", "mtp"] = "auto"
+    """Guessing ahead, answers unchanged: from a text itself, by `draft_model`, by an MTP head; auto: what can work."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
     tpot_target_s: Seconds = 0.1

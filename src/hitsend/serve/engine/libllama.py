@@ -187,6 +187,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_n_batch": (_U, [_P]),
     "llama_n_ubatch": (_U, [_P]),
     "llama_n_seq_max": (_U, [_P]),
+    "llama_n_rs_seq": (_U, [_P]),
     "llama_get_memory": (_P, [_P]),
     "llama_memory_seq_rm": (_B, [_P, _I, _I, _I]),
     "llama_memory_seq_cp": (None, [_P, _I, _I, _I, _I]),
@@ -200,6 +201,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_decode": (_I, [_P, BatchStruct]),
     "llama_get_logits": (_P, [_P]),
     "llama_get_embeddings_seq": (_P, [_P, _I]),
+    "llama_model_n_embd": (_I, [_P]),
     "llama_model_n_embd_out": (_I, [_P]),
     "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
@@ -212,6 +214,12 @@ _CONVERTING: dict[str, tuple[Any, list[Any]]] = {
     },
 }
 """What only changing a layout needs: a build without it serves all the same. Found when used."""
+
+_HEAD: dict[str, tuple[str, Any, list[Any]]] = {
+    "llama_set_embeddings_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_P, _B, _B]),
+    "llama_get_embeddings_nextn": ("_Z26llama_get_embeddings_nextnP13llama_context", _P, [_P]),
+}
+"""What only an MTP head needs, under its C++ name: it isn't C yet."""
 
 
 class Library:
@@ -231,12 +239,19 @@ class Library:
         functions.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS and name not in _CONVERTING:
+        if name not in _FUNCTIONS and name not in _CONVERTING and name not in _HEAD:
             raise AttributeError(name)
-        if not hasattr(self._functions, name):
-            raise ConfigError(f"engine.layout: {self.path} can't convert weights: it lacks {name}")
-        function: Callable[..., Any] = getattr(self._functions, name)
+        exported = _HEAD[name][0] if name in _HEAD else name
+        if not hasattr(self._functions, exported):
+            part = "engine.speculation: {} can't run MTP heads" if name in _HEAD else "engine.layout: {} can't convert"
+            raise ConfigError(f"{part.format(self.path)}: it lacks {name}")
+        function: Callable[..., Any] = getattr(self._functions, exported)
         return function
+
+    @property
+    def lacks_for_head(self) -> str:
+        """The first function that it lacks to run an MTP head; empty: it can."""
+        return next((name for name, (exported, *_) in _HEAD.items() if not hasattr(self._functions, exported)), "")
 
     @property
     def name(self) -> str:
@@ -281,8 +296,9 @@ def open_library(path: str | None = None) -> Library:
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ConfigError(f"engine.libllama: {where} is not a usable libllama: it lacks {shown}")
-    converting = {name: types for name, types in _CONVERTING.items() if hasattr(functions, name)}
-    for name, (result, arguments) in (_FUNCTIONS | converting).items():
+    extras = _CONVERTING | {exported: (result, arguments) for exported, result, arguments in _HEAD.values()}
+    extras = {name: types for name, types in extras.items() if hasattr(functions, name)}
+    for name, (result, arguments) in (_FUNCTIONS | extras).items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     build = _packaged_build() if path is None else _build_number(functions)
@@ -316,10 +332,14 @@ def address_of(structure: Any) -> int:
     return c.addressof(structure)
 
 
-def new_batch(arrays: tuple[NDArray[Any], ...], start: int, count: int) -> BatchStruct:
-    """A `llama_batch` over `count` rows from row `start` of (token, pos, n_seq_id, seq_id pointers, logits) arrays."""
+def new_batch(
+    arrays: tuple[NDArray[Any], ...], start: int, count: int, states: NDArray[np.float32] | None = None
+) -> BatchStruct:
+    """A `llama_batch` over `count` rows from row `start` of (token, pos, n_seq_id, seq_id pointers, logits) arrays.
+    `states`: for an MTP head, what the model's last layer said of the token before. The arrays must outlive the call.
+    """
     token, pos, n_seq_id, seq_id, logits = (a.ctypes.data + start * a.itemsize for a in arrays)
-    return BatchStruct(count, token, None, pos, n_seq_id, seq_id, logits)
+    return BatchStruct(count, token, None if states is None else states.ctypes.data, pos, n_seq_id, seq_id, logits)
 
 
 def floats_at(address: int, num_rows: int, num_columns: int) -> NDArray[np.float32]:

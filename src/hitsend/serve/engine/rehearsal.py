@@ -25,7 +25,7 @@ from hitsend.serve.engine.libllama import Library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.loading import compiler_for, num_cores
 from hitsend.serve.engine.offsets import offsets_bytes
-from hitsend.serve.engine.shape import CellPlan, memory_shape
+from hitsend.serve.engine.shape import CellPlan, head_bytes, memory_shape, num_states
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.settings import EngineSettings
@@ -87,11 +87,15 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
             memory,
             weights=memory.weights + header.tensor_bytes,
             cells=memory.cells + plan.num_cells * shape.kv_bytes_per_cell,
-            state=memory.state + plan.num_slots * shape.state_bytes_per_slot,
+            state=memory.state + num_states(plan, settings) * shape.state_bytes_per_slot,
         )
     header = read_header(config.model_path)
     adapters = sum(check_adapter(file, header.architecture) for file in config.adapters)
-    memory = msgspec.structs.replace(memory, adapters=adapters + offsets_bytes(config.model_path, header))
+    memory = msgspec.structs.replace(
+        memory,
+        cells=memory.cells + head_bytes(header, plan, settings),
+        adapters=adapters + offsets_bytes(config.model_path, header),
+    )
     try:
         found = [_rehearsed(path, plan, settings, library, kv_type) for path, kv_type in models]
     except ConfigError:

@@ -65,7 +65,7 @@ def size(config: WorkerConfig) -> Sized:
         cells_per_slot=plan.cells_per_slot,
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
-        state_bytes_per_slot=shape.state_bytes_per_slot,
+        state_bytes_per_slot=shape.state_bytes_per_slot * (1 + plan.num_snapshots),
         weights_bytes=header.tensor_bytes + offsets,
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,

@@ -78,6 +78,7 @@ class LoadedModel:
 
     `adds_space_prefix` False keeps SentencePiece vocabularies from putting a blank in front of every text.
     `is_rehearsal`: weights and all that is made of the model are planned, not allocated, and nothing can be computed.
+    `loads_head`: its MTP head, too.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class LoadedModel:
         vocab_only: bool = False,
         adds_space_prefix: bool = True,
         is_rehearsal: bool = False,
+        loads_head: bool = False,
     ) -> None:
         self.library = library
         params = library.default_model_params()
-        params.vocab_only = vocab_only
+        params.vocab_only, params.load_mtp = vocab_only, loads_head
         if is_rehearsal:
             params.no_alloc, params.load_mode = True, _READ
         overrides = override_bool(SPACE_PREFIX_KEY, value=False)

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     clock = SystemClock()
     try:
         decoder, facts, compiler = load(config, clock)
-        speculator = speculator_for(decoder, facts, config.settings, clock)
+        speculator, facts = speculator_for(decoder, facts, config.settings, clock)
         disk = spill_folder(config.settings, facts)
     except ConfigError as failure:
         line.send(encode(LoadFailed(str(failure))))

@@ -109,12 +109,11 @@ class Seats:
         self._forget_entry(sequence)
         sequence.leader = None
         kept = self._to_keep(sequence, at) if is_kept else None
-        if kept is None:
+        # behind its last token may lie what was guessed and is not wanted
+        if kept is None or not self._decoder.truncate(slot, sequence.num_computed_tokens):
             self.kv.release(slot)
             self._decoder.release(slot)
             return slot
-        if self._decoder.can_go_back:  # behind its last token may lie what was guessed and is not wanted
-            self._decoder.truncate(slot, sequence.num_computed_tokens)
         self.kv.keep(slot)
         self._add_live(kept, slot)
         return slot
