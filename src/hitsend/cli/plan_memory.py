@@ -59,25 +59,23 @@ def memory(
 ) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
-    plan = plan_memory(
-        MemoryQuestion(
-            checkpoint=find_checkpoint(model, known),
-            engine=engine,
-            engine_version=engine_version,
-            gpu=None if gpu is None else find_gpu(gpu, known),
-            ranks=Ranks(tp, pp, dcp, dp, ep),
-            weights=weights,
-            kv_dtype=kv_dtype,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=utilization,
-            prefix_caching=prefix_caching,
-            drafts=mtp,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            available_kv_bytes=_available_bytes(available_kv_gib),
-        )
+    question = MemoryQuestion(
+        checkpoint=find_checkpoint(model, known),
+        engine=engine,
+        engine_version=engine_version,
+        gpu=None if gpu is None else find_gpu(gpu, known),
+        ranks=Ranks(tp, pp, dcp, dp, ep),
+        weights=weights,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=utilization,
+        prefix_caching=prefix_caching,
+        drafts=mtp,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        available_kv_bytes=_available_bytes(available_kv_gib),
     )
-    found = document(plan)
+    found = document(plan_memory(question))
     if engine == "hitsend" and gpu is None:
         found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
     return give(found, memory_text(found), as_json=as_json)
