@@ -57,7 +57,7 @@ def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
 def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int]]:
     """hitsend, with everything on that is on by default: ledger, record, metrics. Yields address, model, process id."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
+        port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--set", f"engine.num_slots={SLOTS}", "--set", f"engine.context={CONTEXT}"]
         words += ["--set", f"engine.num_threads={threads}", "--set", "engine.alias=bench"]
@@ -76,7 +76,7 @@ def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int
 def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]:
     """hitsend with a settings file. Yields its address."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
+        port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--config", str(config), "--set", f"engine.num_threads={threads}"]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -88,7 +88,8 @@ def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]
             process.wait(20)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """On loopback, nobody's right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

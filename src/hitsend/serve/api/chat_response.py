@@ -16,7 +16,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, PromptToken, Request, Started, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Completed, Delta, PromptToken, Request, Started, TextLogprob, ToolCallDelta
+from hitsend.serve.api.billed import Extension, UsageOut, extension, usage_out
 from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
 from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
@@ -44,42 +45,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: DeltaOut
     logprobs: LogprobsOut | None = None
     finish_reason: FinishReason | None = None
-
-
-class PromptDetails(msgspec.Struct, frozen=True):
-    """A subset of the prompt's tokens."""
-
-    cached_tokens: int
-    audio_tokens: int = 0
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    """A subset of the completion's tokens."""
-
-    reasoning_tokens: int
-    audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens of the whole request, all choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-
-
-class Extension(msgspec.Struct, frozen=True):
-    """hitsend's own object: never inside a field of OpenAI's. `matched_stops` has one entry per choice."""
-
-    request_id: str
-    cost_microusd: int
-    timings: dict[str, float]
-    warnings: tuple[str, ...]
-    matched_stops: tuple[str | None, ...]
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -94,6 +60,7 @@ class Chunk(msgspec.Struct, frozen=True):
     service_tier: str | UnsetType = UNSET
     usage: UsageOut | UnsetType | None = UNSET
     hitsend: Extension | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class MessageOut(msgspec.Struct, frozen=True):
@@ -115,10 +82,11 @@ class Choice(msgspec.Struct, frozen=True):
     message: MessageOut
     logprobs: LogprobsOut | None
     finish_reason: FinishReason
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
-    """The whole answer. `prompt_logprobs` (vLLM's) only where asked for."""
+    """The whole answer. `prompt_logprobs`, `prompt_token_ids` and `token_ids` (vLLM's) only where asked for."""
 
     id: str
     created: int
@@ -130,6 +98,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -198,7 +167,9 @@ class _Stream:
     def delta(self, delta: Delta) -> bytes:
         if delta.index not in self._unfinished:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
-        frames = b"".join(self._frame(choice) for choice in _chunks(delta, has_logprobs=self._request.logprobs))
+        frames = b""
+        for choice in _chunks(delta, has_logprobs=self._request.logprobs):
+            frames += self._frame(choice, prompt_ids=() if frames else delta.prompt_ids)
         if delta.finish_reason is None:
             return frames
         self._unfinished.remove(delta.index)
@@ -220,7 +191,11 @@ class _Stream:
         return self._frame(self._last) + self._frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
 
     def _frame(
-        self, *choices: ChunkChoice, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
+        self,
+        *choices: ChunkChoice,
+        usage: UsageOut | None = None,
+        hitsend: Extension | UnsetType = UNSET,
+        prompt_ids: tuple[int, ...] = (),
     ) -> bytes:
         chunk = Chunk(
             id=_id(self._request),
@@ -231,6 +206,7 @@ class _Stream:
             usage=usage if self._request.include_usage else UNSET,
             hitsend=hitsend,
             service_tier=tier_name(self._request) if self._request.names_tier else UNSET,
+            prompt_token_ids=prompt_ids or UNSET,
         )
         return sse.frame(_encode(chunk))
 
@@ -240,13 +216,15 @@ def _chunks(delta: Delta, *, has_logprobs: bool) -> list[ChunkChoice]:
     parts: list[DeltaOut] = []
     if delta.reasoning:
         parts.append(DeltaOut(reasoning_content=delta.reasoning, reasoning=delta.reasoning))
-    if delta.text or (delta.logprobs and not (delta.reasoning or delta.tool_calls)):
+    is_bare = not (delta.reasoning or delta.tool_calls) and (delta.logprobs or delta.token_ids or delta.prompt_ids)
+    if delta.text or is_bare:
         parts.append(DeltaOut(content=delta.text))
     if delta.tool_calls:
         parts.append(DeltaOut(tool_calls=tuple(call_delta(call) for call in delta.tool_calls)))
     found = [ChunkChoice(delta.index, part) for part in parts]
-    if has_logprobs and found:
-        found[0] = ChunkChoice(delta.index, parts[0], logprobs_out(delta.logprobs))
+    if found and (has_logprobs or delta.token_ids):
+        logprobs = logprobs_out(delta.logprobs) if has_logprobs else None
+        found[0] = ChunkChoice(delta.index, parts[0], logprobs, token_ids=delta.token_ids or UNSET)
     return found
 
 
@@ -259,6 +237,8 @@ class _Collected:
         self.calls: list[ToolCallDelta] = []
         self.logprobs: list[TextLogprob] = []
         self.prompt: tuple[PromptToken, ...] = ()
+        self.prompt_ids: tuple[int, ...] = ()
+        self.ids: list[int] = []
         self.reason: FinishReason | None = None
         self.matched: str | None = None
 
@@ -269,6 +249,8 @@ class _Collected:
         self.thoughts.append(delta.reasoning)
         self.calls += delta.tool_calls
         self.prompt = self.prompt or delta.prompt
+        self.prompt_ids = self.prompt_ids or delta.prompt_ids
+        self.ids += delta.token_ids
         self.logprobs += delta.logprobs
         self.reason = delta.finish_reason
         self.matched = delta.matched_stop
@@ -292,7 +274,8 @@ def _completion(
         if choice.reason is None:
             raise IncompleteAnswer(f"choice {index} has no end")
         logprobs = logprobs_out(choice.logprobs) if request.logprobs else None
-        choices.append(Choice(index, choice.message(), logprobs, wire_reason(choice.reason)))
+        ids = tuple(choice.ids) if request.return_token_ids else UNSET
+        choices.append(Choice(index, choice.message(), logprobs, wire_reason(choice.reason), ids))
     return ChatCompletion(
         id=_id(request),
         created=started.created,
@@ -305,6 +288,7 @@ def _completion(
         if request.prompt_logprobs is None
         else prompt_logprobs_out(collected[0].prompt, request.prompt_logprobs),
         service_tier=tier_name(request) if request.names_tier else UNSET,
+        prompt_token_ids=collected[0].prompt_ids or UNSET,
     )
 
 
@@ -317,25 +301,3 @@ def wire_reason(reason: FinishReason) -> FinishReason:
     if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         raise IncompleteAnswer(f"{reason} is no end of an answer: it should have been raised")
     return reason
-
-
-def usage_out(usage: Usage) -> UsageOut:
-    """As the wire has it."""
-    return UsageOut(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        prompt_tokens_details=PromptDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
-    )
-
-
-def extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
-    """Our own object; `matched` has one entry per choice."""
-    return Extension(
-        request_id=request.request_id,
-        cost_microusd=completed.cost_microusd,
-        timings=completed.timings,
-        warnings=tuple(dict.fromkeys((*request.warnings, *completed.warnings))),
-        matched_stops=matched,
-    )

@@ -97,6 +97,7 @@ def asked(request: Request) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "chat_template_kwargs": request.template_kwargs,
         "continue_final_message": request.continue_final_message,
+        "return_token_ids": request.return_token_ids,
     }
     if request.tools:
         fields |= {"tools": _tools(request), "tool_choice": _choice(request)}

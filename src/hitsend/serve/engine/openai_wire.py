@@ -88,6 +88,8 @@ class ChoiceIn(_In, frozen=True, gc=False):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class _PromptDetailsIn(_In, frozen=True, gc=False):
@@ -114,6 +116,7 @@ class ChunkIn(_In, frozen=True, gc=False):
     usage: UsageIn | None = None
     error: Any = None
     object: Any = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 _decode = msgspec.json.Decoder(ChunkIn).decode
@@ -188,6 +191,9 @@ class ChunkReader:
         for choice in chunk.choices:
             if not 0 <= choice.index < len(self.counts):
                 raise Unreadable("a choice that was not asked for")
+            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if choice.index == 0 else None)
+            if ids:
+                deltas.append(Delta(choice.index, prompt_ids=ids))
             if choice.index in self._open:
                 self._choice(choice, deltas)
 
@@ -201,8 +207,9 @@ class ChunkReader:
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         if calls:
             self._calling.add(choice.index)
-        if text or reasoning or calls or logprobs:
-            self.counts[choice.index] += max(1, len(logprobs))
+        ids = choice.token_ids or ()
+        if text or reasoning or calls or logprobs or ids:
+            self.counts[choice.index] += max(1, len(logprobs), len(ids))
         elif choice.finish_reason is None:
             return
         reason = None
@@ -214,7 +221,15 @@ class ChunkReader:
                 reason = FinishReason.TOOL_CALLS
             self._open.discard(choice.index)
         deltas.append(
-            Delta(choice.index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, tool_calls=calls)
+            Delta(
+                choice.index,
+                text,
+                logprobs=logprobs,
+                finish_reason=reason,
+                reasoning=reasoning,
+                tool_calls=calls,
+                token_ids=ids,
+            )
         )
 
 
@@ -224,7 +239,7 @@ _NOTHING = DeltaIn()
 def _plain(choice: ChoiceIn) -> str | None:
     """Its text, where it brings that and nothing else."""
     delta = choice.delta
-    if delta is None or choice.finish_reason is not None or choice.logprobs is not None:
+    if delta is None or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
         return None
     others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
     return delta.content if not any(others) else None

@@ -109,6 +109,7 @@ _VLLM_FIELDS = _same(
     "add_generation_prompt",
     "continue_final_message",
     "thinking_token_budget",
+    "return_token_ids",
     *STRUCTURED,
 )
 

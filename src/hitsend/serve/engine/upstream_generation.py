@@ -205,9 +205,10 @@ class OpenAIGeneration:
 
     def _take(self, deltas: list[Delta]) -> None:
         self._num_chunks += len(deltas)
-        if not self._has_first:
+        first = None if self._has_first else next((delta for delta in deltas if not delta.prompt_ids), None)
+        if first is not None:
             self._has_first = True
-            self._events.append(FirstToken(self._now(), deltas[0].index))
+            self._events.append(FirstToken(self._now(), first.index))
         if self._merges:
             deltas = merged(deltas)
         last = deltas.pop()
@@ -230,7 +231,7 @@ def merged(deltas: list[Delta]) -> list[Delta]:
     found: list[Delta] = []
     texts: list[str] = []
     for delta in deltas:
-        is_plain = bool(delta.text) and not (delta.reasoning or delta.tool_calls or delta.logprobs)
+        is_plain = bool(delta.text) and not (delta.reasoning or delta.tool_calls or delta.logprobs or delta.token_ids)
         is_plain = is_plain and delta.finish_reason is None
         if texts and not (is_plain and delta.index == found[-1].index):
             found[-1] = Delta(found[-1].index, "".join(texts))
