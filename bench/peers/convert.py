@@ -1,8 +1,8 @@
 """The bundled GGUF as a folder that transformers, vLLM and optimum read, weights dequantised to float32.
 
 Usage (with the Python that has transformers and gguf): python convert.py GGUF FOLDER [--thinks]
-`--thinks` gives two reserved tokens that the model never learned the names <think> and </think>: for tests of reasoning
-parsers, which look for such tokens. The weights stay the same.
+`--thinks` gives two reserved tokens that the model never learned the names <think> and </think>, and has the template open
+a thought where `enable_thinking` is true: for tests of reasoning parsers. The weights stay the same.
 """
 
 import importlib
@@ -37,6 +37,17 @@ def rename(folder: pathlib.Path) -> None:
         for old, new in RENAMED.items():
             text = text.replace(json.dumps(old), json.dumps(new))
         file.write_text(text, "utf-8")
+    tokenizer = folder / "tokenizer.json"
+    tree = json.loads(tokenizer.read_text("utf-8"))
+    for token in tree["added_tokens"]:
+        if token["content"] in RENAMED.values():
+            token["special"] = False  # special ones are left out of the text that parsers see
+    tokenizer.write_text(json.dumps(tree, ensure_ascii=False), "utf-8")
+    template = folder / "chat_template.jinja"
+    text = template.read_text("utf-8")
+    opens = "{{ '<|im_start|>assistant\n' }}"
+    assert opens in text, "the template opens the answer otherwise"
+    template.write_text(text.replace(opens, opens + "{% if enable_thinking %}{{ '<think>\n' }}{% endif %}"), "utf-8")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 `python -m bench.peers.servers vllm [PORT] [--thinks]` starts one and keeps it until Ctrl-C, for tests against it.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -12,7 +13,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from bench.peers.prepare import MODEL, OPENVINO, ROOT, THINKER, VLLM
 from bench.serving import SLOTS, bundled_gguf, free_port
@@ -28,7 +28,8 @@ VLLM_ARGUMENTS = (
 """Its best on a CPU without AVX-512: bfloat16 is emulated there, and compiled graphs are no faster."""
 
 THINKING_ARGUMENTS = (
-    *("--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    "--enable-prompt-tokens-details",
+    *("--reasoning-parser", "deepseek_v3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--reasoning-config", '{"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}'),
 )
 
@@ -40,7 +41,7 @@ def vllm_environment(threads: int) -> dict[str, str]:
     return dict(os.environ) | own
 
 
-@contextmanager
+@contextlib.contextmanager
 def vllm(threads: int, *more: str, model: pathlib.Path = MODEL, port: int | None = None) -> Iterator[tuple[str, str]]:
     """vLLM's own server. Yields address and model."""
     port = port or free_port()
@@ -50,7 +51,7 @@ def vllm(threads: int, *more: str, model: pathlib.Path = MODEL, port: int | None
         yield f"http://127.0.0.1:{port}", NAME
 
 
-@contextmanager
+@contextlib.contextmanager
 def openvino(threads: int) -> Iterator[tuple[str, str]]:
     """OpenVINO GenAI behind a small server of ours, with the GGUF itself. Yields address and model."""
     port = free_port()
@@ -66,7 +67,7 @@ def there() -> tuple[str, ...]:
     return tuple(name for name, file in found.items() if file.exists())
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(words: Sequence[str], url: str, environment: dict[str, str]) -> Iterator[int]:
     """A process group until the block ends; ready when `url` answers. What it says is kept in `.venv-peers`."""
     log = ROOT / f"{pathlib.Path(words[0]).name}.log"
@@ -104,13 +105,14 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def main() -> None:
     """Command line."""
     port = next((int(word) for word in sys.argv[2:] if word.isdigit()), 8100)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     more = THINKING_ARGUMENTS if "--thinks" in sys.argv else ()
-    with vllm(os.cpu_count() or 1, *more, model=THINKER if more else MODEL, port=port) as (url, model):
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        vllm(os.cpu_count() or 1, *more, model=THINKER if more else MODEL, port=port) as (url, model),
+    ):
         print(f"{url} serves {model}; Ctrl-C ends it", flush=True)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            return
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from hitsend.serve.engine.alike import Alike
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
+_NULL = b"null"
+"""llama-server (b11549) begins a stream of completions with it; it says nothing."""
 _FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
     "content_filter": FinishReason.CONTENT_FILTER,
     "function_call": FinishReason.TOOL_CALLS,
@@ -163,7 +165,7 @@ class ChunkReader:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
-            elif document:
+            elif document and document != _NULL:
                 self._event(document, deltas)
 
     def _event(self, document: bytes, deltas: list[Delta]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hitsend.core.errors import EngineFailed, EngineTimeout, ServeError
+from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, ServeError
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Outcome
@@ -47,6 +47,7 @@ class OpenAIGeneration:
         self._headers = headers_of(job.chat, terms)
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
+        self._prompts = job.chat.prompts
         self._reader = LenientReader(job.n, job.max_tokens) if terms.profile.is_lenient else ChunkReader(job.n)
         self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
@@ -80,7 +81,8 @@ class OpenAIGeneration:
     def produced(self) -> Produced:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
-        is_final = given is not None and self._outcome == "ok"
+        is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
+        is_final = given is not None and self._outcome == "ok" and is_all
         if is_final and given is not None:
             usage = given
         else:
@@ -166,6 +168,8 @@ class OpenAIGeneration:
             if refusal is None and answer.content_type != "text/event-stream":
                 self._whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
                 refusal = known(self._whole, name, profile, wall=wall)
+            if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
+                refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and answer is None
             return None, Refusal(broken(failure, name), may_repeat=is_unanswered)
