@@ -28,7 +28,7 @@ import psutil
 
 SLOTS, CONTEXT = 32, 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
-START_S = 120
+START_S = 300
 
 
 def bundled_gguf() -> str:
@@ -65,7 +65,7 @@ def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_ready(url)
+            wait_ready(url)
             yield url, "bench", process.pid
         finally:
             process.terminate()
@@ -81,7 +81,7 @@ def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]
         words += ["--config", str(config), "--set", f"engine.num_threads={threads}"]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait_ready(f"http://127.0.0.1:{port}")
+            wait_ready(f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -95,7 +95,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(url: str) -> None:
+def wait_ready(url: str) -> None:
+    """Until `/readyz` says so, or end the program."""
     for _ in range(START_S * 10):
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  # our own loopback server

@@ -1,8 +1,8 @@
 """The bundled GGUF as a folder that transformers, vLLM and optimum read, weights dequantised to float32.
 
 Usage (with the Python that has transformers and gguf): python convert.py GGUF FOLDER [--thinks]
-`--thinks` gives two reserved tokens that the model never learned the names <think> and </think>, and has the template open
-a thought where `enable_thinking` is true: for tests of reasoning parsers. The weights stay the same.
+`--thinks` gives two reserved tokens that the model never learned the names <think> and </think>, and has the template
+open a thought where `enable_thinking` is true: for tests of reasoning parsers. The weights stay the same.
 """
 
 import importlib

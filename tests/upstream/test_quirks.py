@@ -44,7 +44,7 @@ def test_vllms_count_knows_that_an_effort_is_a_thought(effort, thinks):
 
 
 def test_an_event_that_is_null_says_nothing():
-    reader = ChunkReader(1)
+    reader = ChunkReader(1, skips_null=True)
     assert reader.feed(b"data: null\n\n") == []
     assert reader.fault is None
 

@@ -16,7 +16,6 @@ from hitsend.serve.engine.alike import Alike
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
-"""llama-server (b11549) begins a stream of completions with it; it says nothing."""
 _FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
     "content_filter": FinishReason.CONTENT_FILTER,
     "function_call": FinishReason.TOOL_CALLS,
@@ -127,11 +126,13 @@ _decode = msgspec.json.Decoder(ChunkIn).decode
 class ChunkReader:
     """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
 
-    `fault` is why nothing more can be read: what stood before it was given out.
+    `fault` is why nothing more can be read: what stood before it was given out. With `skips_null` an event of null says
+    nothing.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, *, skips_null: bool = False) -> None:
         self._rest = b""
+        self._skips_null = skips_null
         self._open = set(range(n))
         self._calling: set[int] = set()
         self._alike = Alike()
@@ -165,7 +166,7 @@ class ChunkReader:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
-            elif document and document != _NULL:
+            elif document and not (self._skips_null and document == _NULL):
                 self._event(document, deltas)
 
     def _event(self, document: bytes, deltas: list[Delta]) -> None:

@@ -67,8 +67,8 @@ class Profile(msgspec.Struct, frozen=True):
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
-    `bills_choices`: its usage has all choices of an answer in it. `is_lenient`: frames and answers in older shapes are
-    read too. `context_words`: in a 400, they mean that the prompt was too long.
+    `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
+    frames and answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Profile(msgspec.Struct, frozen=True):
     effort_thinks: bool = False
     names_tool: bool = True
     bills_choices: bool = True
+    skips_null: bool = False
     metrics_path: str = "/metrics"
     metrics: dict[str, tuple[str, ...]] = {}
     salt_field: str | None = None
@@ -143,6 +144,7 @@ LLAMA_SERVER = Profile(
     count_path="/v1/chat/completions/input_tokens",
     count_key="input_tokens",
     names_tool=False,  # an object is taken for "auto", with a line in its log
+    skips_null=True,  # a stream of completions begins with one
     bills_choices=False,  # of several choices or prompts, its usage is that of the first
     fields=_same("top_k", "min_p", "typical_p", "ignore_eos", "chat_template_kwargs", "dry_multiplier", "dry_base")
     | _same("dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold")

@@ -48,7 +48,10 @@ class OpenAIGeneration:
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
         self._prompts = job.chat.prompts
-        self._reader = LenientReader(job.n, job.max_tokens) if terms.profile.is_lenient else ChunkReader(job.n)
+        if terms.profile.is_lenient:
+            self._reader: ChunkReader = LenientReader(job.n, job.max_tokens)
+        else:
+            self._reader = ChunkReader(job.n, skips_null=terms.profile.skips_null)
         self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
         self._answer: UpstreamAnswer | None = None
