@@ -174,7 +174,7 @@ async def edge_flood(load: Load) -> None:
             length = re.search(rb"content-length: *(\d+)", answered, re.IGNORECASE)
             await reader.readexactly(int(length[1]) if length else 0)
 
-    await asyncio.gather(*(one() for _ in range(24)))
+    await asyncio.gather(*(one() for _ in range(96)))
 
 
 UPSTREAM = """

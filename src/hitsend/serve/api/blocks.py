@@ -5,13 +5,15 @@ Always true: at most one block is open; a block closes before the next opens and
 of the steps are what the deltas held, whatever their cut. Next: `responses_stream.py`.
 """
 
+from contextlib import aclosing
 from typing import Literal
 
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob, ToolCallDelta
+from hitsend.core.request import Completed, Delta, Started, TextLogprob, ToolCallDelta
 from hitsend.serve.api.chat_response import IncompleteAnswer
+from hitsend.serve.api.services import Answer
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -40,6 +42,26 @@ class Step(msgspec.Struct, frozen=True):
     block: Block
     piece: str = ""
     logprobs: tuple[TextLogprob, ...] = ()
+
+
+async def in_order(answer: Answer, /) -> Answer:
+    """The answer's items: Started first, Completed last, which is handed on once nothing comes after it, so when the
+    bill is settled. Raises IncompleteAnswer where they come otherwise, and what the pipeline raises; closing it closes
+    the answer."""
+    completed: Completed | None = None
+    has_started = False
+    async with aclosing(answer):
+        async for item in answer:
+            has_started = has_started or isinstance(item, Started)
+            if not has_started:
+                raise IncompleteAnswer("the pipeline's first word was not Started")
+            if isinstance(item, Completed):
+                completed = item
+            else:
+                yield item
+    if completed is None:
+        raise IncompleteAnswer("the pipeline ended without Completed")
+    yield completed
 
 
 class Blocks:

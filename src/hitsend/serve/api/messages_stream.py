@@ -18,8 +18,7 @@ from hitsend.core.errors import ServeError
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Request, Started, Usage
 from hitsend.serve.api import messages_errors
-from hitsend.serve.api.blocks import Block, Blocks, Step
-from hitsend.serve.api.chat_response import IncompleteAnswer
+from hitsend.serve.api.blocks import Block, Blocks, Step, in_order
 from hitsend.serve.api.services import Answer
 from hitsend.serve.api.tiers import BEST
 from hitsend.serve.stream import sse
@@ -52,22 +51,14 @@ class MessageEncoder:
 
     async def stream(self, answer: Answer, /) -> AsyncGenerator[bytes, None]:
         """SSE frames. Raises what the pipeline raises; closing it closes the answer."""
-        completed: Completed | None = None
-        has_started = False
-        async with aclosing(answer):
-            async for item in answer:
+        async with aclosing(in_order(answer)) as items:
+            async for item in items:
                 if isinstance(item, Started):
-                    has_started = True
                     yield self._begin(item)
-                elif not has_started:
-                    raise IncompleteAnswer("the pipeline's first word was not Started")
                 elif isinstance(item, Completed):
-                    completed = item
+                    yield self._end(item)
                 elif frames := b"".join(map(_step, self._blocks.feed(item))):
                     yield frames
-        if completed is None:
-            raise IncompleteAnswer("the pipeline ended without Completed")
-        yield self._end(completed)
 
     async def whole(self, answer: Answer, /) -> bytes:
         """The message. Raises what the pipeline raises."""

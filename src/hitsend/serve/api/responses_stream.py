@@ -17,8 +17,7 @@ import msgspec
 from hitsend.core.errors import LimitError, ServeError, ServerOverloaded
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Started, TextLogprob, Usage
-from hitsend.serve.api.blocks import Block, Blocks, Step
-from hitsend.serve.api.chat_response import IncompleteAnswer
+from hitsend.serve.api.blocks import Block, Blocks, Step, in_order
 from hitsend.serve.api.responses_request import Asked
 from hitsend.serve.api.services import Answer
 from hitsend.serve.api.tiers import tier_name
@@ -53,22 +52,14 @@ class ResponseEncoder:
 
     async def stream(self, answer: Answer, /) -> AsyncGenerator[bytes, None]:
         """SSE frames. Raises what the pipeline raises; closing it closes the answer."""
-        completed: Completed | None = None
-        has_started = False
-        async with aclosing(answer):
-            async for item in answer:
+        async with aclosing(in_order(answer)) as items:
+            async for item in items:
                 if isinstance(item, Started):
-                    has_started = True
                     yield self._begin(item)
-                elif not has_started:
-                    raise IncompleteAnswer("the pipeline's first word was not Started")
                 elif isinstance(item, Completed):
-                    completed = item
+                    yield await self._end(item)
                 elif frames := self._steps(self._blocks.feed(item), "completed"):
                     yield frames
-        if completed is None:
-            raise IncompleteAnswer("the pipeline ended without Completed")
-        yield await self._end(completed)
 
     async def whole(self, answer: Answer, /) -> bytes:
         """The response object. Raises what the pipeline raises."""
