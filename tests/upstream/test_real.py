@@ -111,17 +111,17 @@ async def can_be_looked_at(tmp_path, gate, toml, names):
     """`engines list`, `check` and `diff`, as somebody types them."""
     config = tmp_path / "looked.toml"
     config.write_text('[engine]\nmodel = "none"\n' + toml)
-    status, out, err = await hitsend("check", "--config", str(config), "--json")
-    assert status == 0, (out, err)
-    (row,) = json.loads(out)["engines"]
-    assert (row["is_well"], row["servers"][0]["gives_usage"]) == (True, True)
-    status, out, _ = await hitsend("list", "--config", str(config), "--json")
-    assert (status, len(json.loads(out)["engines"])) == (0, 1)
-    status, out, err = await hitsend(
-        "diff", *names, "--prompt", "Say hi.", "--max-tokens", "4", "--json", "--url", gate.url
+    asked = ("--prompt", "Say hi.", "--max-tokens", "4", "--json", "--url", gate.url)
+    checked, listed, differs = await asyncio.gather(
+        hitsend("check", "--config", str(config), "--json"),
+        hitsend("list", "--config", str(config), "--json"),
+        hitsend("diff", *names, *asked),
     )
-    assert status == 0, err
-    sides = json.loads(out)["sides"]
+    assert [one[0] for one in (checked, listed, differs)] == [0, 0, 0], (checked, listed, differs)
+    (row,) = json.loads(checked[1])["engines"]
+    assert (row["is_well"], row["servers"][0]["gives_usage"]) == (True, True)
+    assert len(json.loads(listed[1])["engines"]) == 1
+    sides = json.loads(differs[1])["sides"]
     assert [side["error"] for side in sides] == [None, None]
     assert [side["prompt_tokens"] for side in sides] == [side["usage"]["prompt_tokens"] for side in sides]
 
