@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,6 +106,7 @@ def run(pairs: int, rounds: int, concurrency: int) -> dict[str, Any]:
     with vllm(threads) as alone, in_front_of(alone[0]) as behind:
         targets = {"alone": alone, "behind": behind}
         firsts = first_tokens(alone, behind, pairs)
+        print(f"first tokens: {json.dumps(firsts)}", file=sys.stderr, flush=True)
         for number in range(rounds):
             for name in targets if number % 2 == 0 else reversed(targets):
                 row = measure(targets[name], concurrency, max(16, 2 * concurrency), 1000 * number + len(name))
@@ -136,6 +138,7 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> None:
     """Command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)

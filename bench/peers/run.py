@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -74,15 +75,14 @@ def run(rounds: int, levels: list[int], minutes: float, *, quick: bool) -> dict[
                 for name in turn:
                     row = measure(targets[name], concurrency, requests, 1000 * number + concurrency)
                     rows.setdefault(f"c={concurrency}", {}).setdefault(name, []).append(row)
-                    print(".", end="", file=sys.stderr, flush=True)
+                    print(f"c={concurrency} {name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
             for name in turn:
                 row = shared(targets[name], 2 * SHARED_AT, 7 + number)
                 rows.setdefault("shared system prompt", {}).setdefault(name, []).append(row)
-                print(".", end="", file=sys.stderr, flush=True)
+                print(f"shared {name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
             done += 1
             if time.monotonic() > until:
                 break
-    print(file=sys.stderr)
     medians = {
         workload: {name: {key: median(r[key] for r in runs) for key in runs[0]} for name, runs in by.items()}
         for workload, by in rows.items()
@@ -113,6 +113,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--concurrency", default="1,8,32")
