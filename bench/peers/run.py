@@ -1,9 +1,9 @@
 """hitsend beside llama-server, vLLM on the CPU and OpenVINO GenAI: same checkpoint, same threads, one interleaved run.
 
-Usage: python -m bench.peers.run [--rounds 2] [--concurrency 1,8,32] [--minutes 11] [--quick] [--json FILE]
+Usage: python -m bench.peers.run [--rounds 3] [--concurrency 1,8,32] [--minutes 11] [--long] [--json FILE]
 Peers that `python -m bench.peers.prepare` hasn't installed are left out. hitsend runs twice: with the weights as
 shipped and with `engine.layout=auto`. Servers that wait use no core. All have their prefix caches
-on. Ends after the round in which the minutes are over, so that nobody has fewer rounds than another.
+on. A round that wouldn't end within the minutes isn't begun, so that nobody has fewer rounds than another.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def shared(target: Target, requests: int, seed: int) -> dict[str, float]:
     return {"tokens_per_s": level["output_tokens_per_s"], "ttft_p50_ms": ttft["p50"], "ttft_p99_ms": ttft["p99"]}
 
 
-def run(rounds: int, levels: list[int], minutes: float, *, quick: bool) -> dict[str, Any]:
-    """Rounds until they or the minutes are over."""
-    threads, until = os.cpu_count() or 1, time.monotonic() + 60 * minutes
+def run(rounds: int, levels: list[int], minutes: float, *, times: int) -> dict[str, Any]:
+    """Rounds until they or the minutes are over; `times` the concurrency is how many requests each measurement has."""
+    threads, began = os.cpu_count() or 1, time.monotonic()
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     done = 0
     with everyone(threads) as targets:
@@ -71,17 +71,17 @@ def run(rounds: int, levels: list[int], minutes: float, *, quick: bool) -> dict[
         for number in range(rounds):
             turn = list(targets) if number % 2 == 0 else list(reversed(targets))
             for concurrency in levels:
-                requests = max(3, concurrency) if quick else max(6, 2 * concurrency)
+                requests = times * max(3, concurrency)
                 for name in turn:
                     row = measure(targets[name], concurrency, requests, 1000 * number + concurrency)
                     rows.setdefault(f"c={concurrency}", {}).setdefault(name, []).append(row)
                     print(f"c={concurrency} {name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
             for name in turn:
-                row = shared(targets[name], 2 * SHARED_AT, 7 + number)
+                row = shared(targets[name], times * SHARED_AT, 7 + number)
                 rows.setdefault("shared system prompt", {}).setdefault(name, []).append(row)
                 print(f"shared {name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
             done += 1
-            if time.monotonic() > until:
+            if (time.monotonic() - began) * (done + 1) / done > 60 * minutes:
                 break
     medians = {
         workload: {name: {key: median(r[key] for r in runs) for key in runs[0]} for name, runs in by.items()}
@@ -115,14 +115,14 @@ def main() -> None:
     """Command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--minutes", type=float, default=11.0)
-    parser.add_argument("--quick", action="store_true", help="fewer requests: for ratios on a busy machine")
+    parser.add_argument("--long", action="store_true", help="three times the requests; give it --minutes 40")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     levels = [int(c) for c in asked.concurrency.split(",")]
-    result = run(asked.rounds, levels, asked.minutes, quick=asked.quick)
+    result = run(asked.rounds, levels, asked.minutes, times=3 if asked.long else 1)
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))
