@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from bench.peers.servers import NAME, vllm
 from bench.serving import free_port, machine, measure, wait_ready
 
-TOKENS = 8
+TOKENS = 2
 KEPT_S = 3.0
 Target = tuple[str, str]
 

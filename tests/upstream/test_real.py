@@ -24,7 +24,7 @@ from hitsend.serve.app import running
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from tests.served import free_port
 from tests.upstream.conftest import PRICES, Gateway
-from tests.upstream.contract import keeps_all_of_it
+from tests.upstream.contract import gives_ids, keeps_all_of_it, keeps_the_contract
 from tests.upstream.test_check import hitsend
 
 HERE = Path(__file__).parent
@@ -130,7 +130,8 @@ async def can_be_looked_at(tmp_path, gate, toml, names):
 async def test_the_embedded_engine_and_llama_server_keep_the_contract(tmp_path):
     with llama_server() as url:
         async with in_front_of(tmp_path, llama_at(url), model="smollm2-135m") as gate:
-            await keeps_all_of_it(gate, "here", EMBEDDED)
+            await keeps_the_contract(gate, "here")  # what else it does is tested elsewhere; all of it: below
+            await gives_ids(gate, "here", EMBEDDED)
             await keeps_all_of_it(gate, "there", LLAMA)
             await tells_its_load(gate, "llama", ("running", "waiting"))
             await is_left_alone(gate, "there", url, "llamacpp:requests_processing")
@@ -140,8 +141,9 @@ async def test_the_embedded_engine_and_llama_server_keep_the_contract(tmp_path):
 
 @pytest.mark.slow
 @needs_vllm
-async def test_a_real_vllm_keeps_the_contract(tmp_path):
+async def test_a_real_vllm_and_the_embedded_engine_keep_the_contract(tmp_path):
     async with in_front_of(tmp_path, vllm_at(VLLM), model="smollm2-135m") as gate:
+        await keeps_all_of_it(gate, "here", EMBEDDED)
         await keeps_all_of_it(gate, "far", OF_VLLM)
         await tells_its_load(gate, "vllm", ("running", "waiting", "kv_use", "preemptions"))
         await is_left_alone(gate, "far", VLLM, "vllm:num_requests_running")
