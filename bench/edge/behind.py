@@ -3,7 +3,8 @@
 Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--json FILE]
 Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the same short prompt (vLLM has it in its
 cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
-tokens in, 64 out, closed loop, in turns. hitsend has ledger, record, metrics and prompt counting on.
+tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there twice: asking vLLM
+for each prompt's tokens before it holds anything, as by default, and with a bound from the bytes (`counts_prompts`).
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,17 +28,20 @@ from bench.serving import free_port, machine, measure, wait_ready
 
 TOKENS = 2
 KEPT_S = 3.0
+ALONE = "vLLM alone"
+BEHIND = {"behind hitsend": "upstream", "behind hitsend, prompts by bytes": "bytes"}
 Target = tuple[str, str]
 
 
 @contextmanager
-def in_front_of(url: str) -> Iterator[Target]:
-    """hitsend with that vLLM behind it, its prompts counted there, its load read."""
+def in_front_of(url: str, counts: str) -> Iterator[Target]:
+    """hitsend with that vLLM behind it, its prompts counted so, its load read."""
     with tempfile.TemporaryDirectory() as data:
         config = pathlib.Path(data) / "hitsend.toml"
         config.write_text(
             f'[engine]\nmodel = "none"\n[[engines]]\nname = "vllm"\nkind = "vllm"\nbase_url = "{url}"\n'
             f'models = {{ {NAME} = "{NAME}" }}\nprices = {{ input = 0.2, output = 0.8 }}\ncontext = 2048\n'
+            f'counts_prompts = "{counts}"\n'
         )
         port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port), "--data", data]
@@ -78,62 +82,53 @@ class Line:
         return (first - began) * 1000
 
 
-def first_tokens(alone: Target, behind: Target, pairs: int) -> dict[str, float]:
-    """Medians, and the median of what each pair differs by."""
-    lines = {"alone": Line(alone), "behind": Line(behind)}
+def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, float]]:
+    """Each one's median, and the quartiles of what it took longer than vLLM alone in the same turn."""
+    lines = {name: Line(target) for name, target in targets.items()}
     for line in lines.values():
         for _ in range(3):
             line.first_ms()
-    found: dict[str, list[float]] = {"alone": [], "behind": []}
+    found: dict[str, list[float]] = {name: [] for name in lines}
     for number in range(pairs):
         for name in lines if number % 2 == 0 else reversed(lines):
             found[name].append(lines[name].first_ms())
-    added = sorted(b - a for a, b in zip(found["alone"], found["behind"], strict=True))
-    return {
-        "alone_p50_ms": median(found["alone"]),
-        "behind_p50_ms": median(found["behind"]),
-        "added_of_medians_ms": median(found["behind"]) - median(found["alone"]),
-        "added_p50_ms": median(added),
-        "added_p25_ms": added[len(added) // 4],
-        "added_p75_ms": added[3 * len(added) // 4],
-    }
+    rows = {}
+    for name, times in found.items():
+        added = sorted(b - a for a, b in zip(found[ALONE], times, strict=True))
+        quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
+        rows[name] = {"p50_ms": median(times), "added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
+    print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
+    return rows
 
 
 def run(pairs: int, rounds: int, concurrency: int) -> dict[str, Any]:
     """Both measurements against one vLLM."""
     threads = os.cpu_count() or 1
-    speeds: dict[str, list[float]] = {"alone": [], "behind": []}
-    with vllm(threads) as alone, in_front_of(alone[0]) as behind:
-        targets = {"alone": alone, "behind": behind}
-        firsts = first_tokens(alone, behind, pairs)
-        print(f"first tokens: {json.dumps(firsts)}", file=sys.stderr, flush=True)
+    with ExitStack() as stack:
+        alone = stack.enter_context(vllm(threads))
+        targets = {ALONE: alone}
+        targets |= {name: stack.enter_context(in_front_of(alone[0], counts)) for name, counts in BEHIND.items()}
+        firsts = first_tokens(targets, pairs)
+        speeds: dict[str, list[float]] = {name: [] for name in targets}
         for number in range(rounds):
             for name in targets if number % 2 == 0 else reversed(targets):
                 row = measure(targets[name], concurrency, max(16, 2 * concurrency), 1000 * number + len(name))
                 speeds[name].append(row["tokens_per_s"])
-                print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    shares = [b / a for a, b in zip(speeds["alone"], speeds["behind"], strict=True)]
-    share = median(speeds["behind"]) / median(speeds["alone"])
+                print(f"{name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
+    shares = {name: median(found) / median(speeds[ALONE]) for name, found in speeds.items()}
     found = {"machine": machine(threads), "pairs": pairs, "rounds": rounds, "concurrency": concurrency}
-    return found | {"first_tokens": firsts, "tokens_per_s": speeds, "share": share, "shares": shares}
+    return found | {"first_tokens": firsts, "tokens_per_s": speeds, "shares": shares}
 
 
 def show(found: dict[str, Any]) -> None:
-    """In words."""
-    first = found["first_tokens"]
-    quartiles = f"{first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f}"
-    print(f"\nvLLM behind hitsend against vLLM alone; {found['machine']}")
-    print(
-        f"first token, {found['pairs']} pairs: alone p50 {first['alone_p50_ms']:.2f} ms, behind "
-        f"{first['behind_p50_ms']:.2f} ms; added p50 {first['added_p50_ms']:.2f} ms (quartiles {quartiles}), of the "
-        f"medians {first['added_of_medians_ms']:.2f}"
-    )
-    alone, behind = (median(found["tokens_per_s"][name]) for name in ("alone", "behind"))
-    print(
-        f"throughput at {found['concurrency']}, {found['rounds']} rounds: alone {alone:.1f} tokens/s, behind "
-        f"{behind:.1f}, share {found['share']:.1%} (rounds: {', '.join(f'{one:.1%}' for one in found['shares'])})"
-    )
+    """Markdown."""
+    print(f"\n{found['pairs']} turns, {found['rounds']} rounds at {found['concurrency']}; {found['machine']}\n")
+    print("| | first token p50 ms | added ms p50 (quartiles) | output tokens/s | share |\n|---|---|---|---|---|")
+    for name, first in found["first_tokens"].items():
+        quartiles = f"{first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f}"
+        added = "" if name == ALONE else f"{first['added_p50_ms']:.2f} ({quartiles})"
+        speed, share = median(found["tokens_per_s"][name]), found["shares"][name]
+        print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed:.1f} | {share:.1%} |")
 
 
 def main() -> None:
