@@ -83,9 +83,11 @@ def wait_for(url: str, log: Path) -> None:
 
 
 @contextmanager
-def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
-    """With everything on."""
-    key, reader = _make_key(folder), _new_key(folder, ["--name", "reader", "--role", "reader"])
+def hitsend(port: int, upstream: int, folder: Path, source: Path | None = None) -> Iterator[Gateway]:
+    """With everything on. `source`: the folder `src` of another version, in place of the installed one."""
+    environment = {} if source is None else {"PYTHONPATH": str(source)}
+    key = _make_key(folder, environment)
+    reader = _new_key(folder, environment, ["--name", "reader", "--role", "reader"])
     upstream_url = f"http://127.0.0.1:{upstream}/v1"
     config = folder / "hitsend.toml"
     config.write_text(
@@ -95,28 +97,28 @@ def hitsend(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
     words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port)]
     words += ["--data", str(folder / "data"), *os.environ.get("BENCH_EDGE_SET", "").split()]
     log = folder / "hitsend.log"
-    with started(words, GATEWAY_CORE, log) as pid:
+    with started(words, GATEWAY_CORE, log, environment) as pid:
         wait_for(f"http://127.0.0.1:{port}/healthz", log)
         yield Gateway("hitsend", port, key, pid, reader)
 
 
-def _make_key(folder: Path) -> str:
+def _make_key(folder: Path, environment: dict[str, str]) -> str:
     """Organisation, application, user and key, and everybody together: limits on each level, none of which binds."""
     limits = ["--rpm", MANY, "--input-tpm", MANY, "--output-tpm", MANY, "--parallel", "1000000", "--usd-day", "1000000"]
-    _command(folder, ["limits", "set", *limits])
-    _command(folder, ["orgs", "create", "acme", *limits])
-    _command(folder, ["apps", "create", "bot", "--org", "acme", *limits])
-    _command(folder, ["users", "create", "ann", "--org", "acme", "--app", "bot", *limits])
-    return _new_key(folder, ["--name", "bench", "--org", "acme", "--app", "bot", "--user", "ann", *limits])
+    _command(folder, environment, ["limits", "set", *limits])
+    _command(folder, environment, ["orgs", "create", "acme", *limits])
+    _command(folder, environment, ["apps", "create", "bot", "--org", "acme", *limits])
+    _command(folder, environment, ["users", "create", "ann", "--org", "acme", "--app", "bot", *limits])
+    return _new_key(folder, environment, ["--name", "bench", "--org", "acme", "--app", "bot", "--user", "ann", *limits])
 
 
-def _new_key(folder: Path, words: list[str]) -> str:
-    return str(json.loads(_command(folder, ["keys", "create", *words]))["key"])
+def _new_key(folder: Path, environment: dict[str, str], words: list[str]) -> str:
+    return str(json.loads(_command(folder, environment, ["keys", "create", *words]))["key"])
 
 
-def _command(folder: Path, words: list[str]) -> str:
+def _command(folder: Path, environment: dict[str, str], words: list[str]) -> str:
     words = [sys.executable, "-m", "hitsend", *words, "--data", str(folder / "data"), "--json"]
-    made = subprocess.run(words, capture_output=True, text=True, check=False)
+    made = subprocess.run(words, capture_output=True, text=True, check=False, env=dict(os.environ) | environment)
     if made.returncode:
         raise SystemExit(f"{words} failed:\n{made.stderr[-2000:]}")
     return made.stdout

@@ -135,7 +135,7 @@ async def test_closing_frees_everything_at_any_time(engine_of: Callable[..., Any
 
 async def test_one_choice_ends_and_the_other_goes_on(engine_of: Callable[..., Any], model_path: str) -> None:
     async with engine_of(model_path) as engine:
-        generation = engine.generate(job(n=2, max_tokens=30))
+        generation = engine.generate(job(n=2, max_tokens=120))
         after: list[Any] = []
         ended = False
         async for event in generation:
@@ -147,8 +147,8 @@ async def test_one_choice_ends_and_the_other_goes_on(engine_of: Callable[..., An
         assert not [e for e in after if isinstance(e, Tokens | ChoiceDone) and e.choice == 0]
         assert after[-1] == ChoiceDone(1, "length")
         produced = generation.produced
-        assert 1 <= produced.output_tokens[0] <= 4
-        assert produced.output_tokens[1] == 30
+        assert 1 <= produced.output_tokens[0] < 120, "the child reads between two steps, whenever that is"
+        assert produced.output_tokens[1] == 120
         only = engine.generate(job("only", max_tokens=100))
         async for event in only:
             if isinstance(event, Tokens):

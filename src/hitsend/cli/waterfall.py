@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hitsend.cli.course import course
+
 BAR_WIDTH = 40
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {
@@ -99,7 +101,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
     usage = record["usage"]
     cost = money(record["cost_microusd"])
     tokens = f"{usage['prompt_tokens']} in ({usage['cached_tokens']} cached), {usage['completion_tokens']} out"
-    lines = [f"tokens   {tokens}   cost {cost}"]
+    lines = [*course(record, money), f"tokens   {tokens}   cost {cost}"]
     first, each = ttft_ms(record), tpot_ms(record)
     if first is not None:
         lines.append(f"speed    first token after {first:.1f} ms" + (f", then {each:.2f} ms each" if each else ""))

@@ -22,12 +22,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks: the functions themselves, because a request reads them forty times."""
 
-    def now(self) -> float:
-        """Monotonic seconds since boot."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """Seconds since the Unix epoch."""
-        return time.time()
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)

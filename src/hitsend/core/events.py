@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.drafts import Drafted
-from hitsend.core.limits import LevelCheck
+from hitsend.core.limits import LevelUse
 from hitsend.core.request import SamplingParams
 
 
@@ -105,9 +105,12 @@ class Fitted(Event, frozen=True):
 
 
 class LimitsChecked(Event, frozen=True):
-    """All limits of all levels were tested in one step; one whose value is over its limit is why it was refused."""
+    """All limits of all levels were tested in one step; one whose value is over its limit is why it was refused.
 
-    limits: tuple[LevelCheck, ...]
+    The record shows them one by one, with `level`, `name`, `value` and `limit`.
+    """
+
+    limits: tuple[LevelUse, ...]
 
 
 class Reserved(Event, frozen=True):

@@ -6,6 +6,7 @@ is integer micro-dollars; a level is named by its whole path, so that two organi
 Next: `request.py`.
 """
 
+from functools import cached_property
 from typing import Annotated, Literal
 
 import msgspec
@@ -26,6 +27,16 @@ LimitName = Literal[
     "usd_per_month",
 ]
 
+LIMIT_NAMES: tuple[LimitName, ...] = (
+    "requests_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "parallel_requests",
+    "tokens_per_request",
+    "usd_per_day",
+    "usd_per_month",
+)
+
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of one level; None: none. Budgets count what the ledger has and what is held, per UTC day and month.
@@ -42,25 +53,34 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     usd_per_month_microusd: Microusd | None = None
 
 
-class Level(msgspec.Struct, frozen=True):
+class Level(msgspec.Struct, frozen=True, dict=True):
     """One level above a request. `path` is () for global, (org,), (org, app), (org, app, user), or (key_id,).
 
-    A name that a principal doesn't have is "" in the path of those below it.
+    A name that a principal doesn't have is "" in the path of those below it. What follows from the fields is found out
+    once: each request asks for it several times.
     """
 
     kind: LevelKind
     path: tuple[str, ...]
     limits: Limits = Limits()
 
-    @property
+    @cached_property
     def key(self) -> tuple[LevelKind, tuple[str, ...]]:
         """What tells it from every other level, whatever its limits are."""
         return (self.kind, self.path)
 
-    @property
+    @cached_property
     def title(self) -> str:
         """As errors and records name it: `global`, `org acme`, `app acme/bot`, `user acme/bot/ann`, `key k1`."""
         return f"{self.kind} {'/'.join(self.path)}" if self.path else self.kind
+
+    @cached_property
+    def told(self) -> tuple[int | None, ...]:
+        """All its limits, by `LIMIT_NAMES`."""
+        of = self.limits
+        rates = (of.requests_per_minute, of.input_tokens_per_minute, of.output_tokens_per_minute)
+        budgets = (of.usd_per_day_microusd, of.usd_per_month_microusd)
+        return (*rates, of.parallel_requests, of.tokens_per_request, *budgets)
 
 
 class RateWindow(msgspec.Struct, frozen=True):
@@ -83,10 +103,29 @@ class LevelCheck(msgspec.Struct, frozen=True):
     limit: int
 
 
+class LevelUse(msgspec.Struct, frozen=True, array_like=True):
+    """All limits of one level that were tested, in short: what is in use of each, and the limits (None: not set), both
+    by `LIMIT_NAMES`; 0 is in use where none is set. `checks` says the same one by one."""
+
+    level: str
+    values: tuple[int, ...]
+    limits: tuple[int | None, ...]
+
+    def checks(self) -> tuple[LevelCheck, ...]:
+        """Of the limits that are set."""
+        every = zip(LIMIT_NAMES, self.values, self.limits, strict=True)
+        return tuple(LevelCheck(self.level, name, value, limit) for name, value, limit in every if limit is not None)
+
+
 class RateWindows(msgspec.Struct, frozen=True):
-    """What `x-ratelimit-*` tells; None where no level limits it. `checks`: all that was tested, for the record."""
+    """What `x-ratelimit-*` tells; None where no level limits it. `uses`: all that was tested, for the record."""
 
     requests: RateWindow | None = None
     input_tokens: RateWindow | None = None
     output_tokens: RateWindow | None = None
-    checks: tuple[LevelCheck, ...] = ()
+    uses: tuple[LevelUse, ...] = ()
+
+    @property
+    def checks(self) -> tuple[LevelCheck, ...]:
+        """The same as `uses`, limit by limit."""
+        return tuple(check for use in self.uses for check in use.checks())

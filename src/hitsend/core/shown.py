@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.limits import LevelUse
+
 _IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
 _CARRIED = ("cost_microusd", "engine", "model", "trace_id", "principal")
 _OUTPUTS = (
@@ -45,7 +47,7 @@ def whole(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(kept: dict[str, Any]) -> dict[str, Any]:
-    events, since = kept["events"], kept["received_at"]
+    events, since = [_spelt(event) for event in kept["events"]], kept["received_at"]
     usage = kept["usage"]
     record: dict[str, Any] = {
         "request_id": kept["request_id"],
@@ -68,6 +70,14 @@ def _shown(kept: dict[str, Any]) -> dict[str, Any]:
         "ledger": kept["ledger"],
     }
     return record | {name: kept[name] for name in _OUTPUTS if name in kept}
+
+
+def _spelt(event: dict[str, Any]) -> dict[str, Any]:
+    """Limits of levels are stored level by level, in short; earlier versions stored them as they are shown."""
+    if event["type"] != "limits_checked" or not event["limits"] or isinstance(event["limits"][0], dict):
+        return event
+    uses = msgspec.convert(event["limits"], list[LevelUse])
+    return event | {"limits": [msgspec.to_builtins(check) for use in uses for check in use.checks()]}
 
 
 def _event(at: float, event: dict[str, Any], since: float) -> dict[str, Any]:

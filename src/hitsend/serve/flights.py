@@ -8,16 +8,18 @@ open flight can be looked at any time. Next: `api/`.
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
-from hitsend.core.errors import LimitError
+from hitsend.core.errors import Ended, LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.core.shown import as_json
+from hitsend.serve.usage import elsewhere
 from hitsend.serve.usage import figures as counted
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.objectives import outcome
@@ -96,7 +98,7 @@ class Flights:
         if self._traces is not None:
             self._traces.end(flight)
         if _log.isEnabledFor(logging.INFO):
-            _log.info(*_line(ended, flight), extra={"request": _entry(ended, flight)})
+            _log.info(*_line(ended, flight), extra={"request": partial(_entry, ended, flight)})
 
     @property
     def num_open(self) -> int:
@@ -150,12 +152,17 @@ def summary(flight: Flight) -> RecordSummary:
 def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
-    kinds: dict[type, list[Any]] = {ev.ChoiceFinished: [], ev.Cancelled: [], ev.Queued: []}
+    kinds: dict[type, ev.Event] = {}  # the first of each kind
+    endings: list[ev.ChoiceFinished] = []
+    outside: list[ev.Event] = []
     for event in flight.events():
-        if (found := kinds.get(type(event))) is not None:
-            found.append(event)
-    endings, has_queued = kinds[ev.ChoiceFinished], bool(kinds[ev.Queued])
-    cancelled = next(iter(kinds[ev.Cancelled]), None)
+        kinds.setdefault(type(event), event)
+        if isinstance(event, ev.ChoiceFinished):
+            endings.append(event)
+        elif isinstance(event, elsewhere.KINDS):
+            outside.append(event)
+    cancelled = cast("ev.Cancelled | None", kinds.get(ev.Cancelled))
+    has_queued, has_row = ev.Queued in kinds, ev.Settled in kinds
     first, gaps = flight.first_token_at, flight.token_gaps_s
     return RequestFigures(
         model=flight.model or UNSERVED,
@@ -175,10 +182,12 @@ def figures(flight: Flight) -> RequestFigures:
         reasoning_tokens=flight.usage.reasoning_tokens,
         discarded_tokens=sum(event.num_discarded_tokens for event in endings),
         cost_microusd=flight.cost_microusd,
-        has_row=any(isinstance(event, ev.Settled) for event in flight.events()),
+        has_row=has_row,
         request_id=flight.request_id,
         refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
         segments_s=tuple(ms / 1000.0 for ms in spent.values()),
+        calls=elsewhere.calls_of(outside, has_left=isinstance(flight.error, Ended)),
+        course=elsewhere.course_of(outside, is_ok=flight.error is None),
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import sys
+from functools import partial
 
 import msgspec
 import uvloop
@@ -20,7 +21,7 @@ from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.record import Flight
 from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import Records, RecordSummary, Services
+from hitsend.serve.api.services import GatherFor, Records, RecordSummary, Services
 from hitsend.serve.app import built
 from hitsend.serve.hub_words import Failed, Figures, Hello, Remember, Serving
 from hitsend.serve.link import Link
@@ -78,8 +79,14 @@ def joined(own: Services, link: Link) -> Services:
         state=lambda: link.state(own.state()),
         render_metrics=link.metrics,
         observe_http=link.observe_http,
-        gather=link.gather,
+        gather=partial(_gather, own, link),
     )
+
+
+async def _gather(own: Services, link: Link, what: GatherFor) -> None:
+    """This process's own first: the database is everybody's."""
+    await own.gather(what)
+    await link.gather(what)
 
 
 class _Own:
@@ -92,9 +99,8 @@ class _Own:
         """Its own figures."""
         now = self._own.state()
         mine = read_processes(("edge", os.getpid()), ("text", now["text"]["pid"]))
-        return Figures(
-            number, os.getpid(), now["holds_open"], now["writes_waiting"], now["records_dropped"], processes=mine
-        )
+        counts = (now["holds_open"], now["writes_waiting"], now["records_dropped"])
+        return Figures(number, os.getpid(), *counts, processes=mine, elsewhere=self._own.elsewhere())
 
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that it has."""

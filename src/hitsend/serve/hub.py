@@ -194,6 +194,7 @@ class Hub:
             self._dropped[each.pid] = each.records_dropped  # of ended ones too: a counter never falls
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
+        self._metrics.set_elsewhere(*(each.elsewhere for each in figures))
         self._metrics.set_quota(self._quota.health())
         own = read_processes(("supervisor", os.getpid()), ("engine", self.engine.state().pid))
         self._metrics.set_processes((*own, *(process for each in figures for process in each.processes)))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from hitsend.serve.engine.protocol import EngineState
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.processes import ProcessTime
 from hitsend.settings import Settings
@@ -96,6 +97,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     backlog: int
     records_dropped: int
     processes: tuple[ProcessTime, ...] = ()
+    elsewhere: Elsewhere = Elsewhere()
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):

@@ -26,17 +26,25 @@ class _Json(logging.Formatter):
             "message": record.getMessage(),
         }
         if (request := getattr(record, "request", None)) is not None:
-            entry["request"] = request
+            entry["request"] = request()  # made here only: most logs are for people
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry)
 
 
 class _Pretty(logging.Formatter):
+    _told: tuple[int, str] = (0, "")
+    """The last second that was told, and how: most lines have their predecessor's."""
+
     def format(self, record: logging.LogRecord) -> str:
         """`12:00:01 warning hitsend.serve: message`, with a traceback below where there is one."""
-        head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower()} {record.name}: "
-        text = head + _COMMANDING.sub(_escaped, record.getMessage())
+        second = int(record.created)
+        if second != self._told[0]:
+            self._told = (second, self.formatTime(record, "%H:%M:%S"))
+        message = record.getMessage()
+        if not (message.isascii() and message.isprintable()):
+            message = _COMMANDING.sub(_escaped, message)
+        text = f"{self._told[1]} {record.levelname.lower()} {record.name}: {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -46,6 +54,8 @@ def _escaped(found: re.Match[str]) -> str:
 
 def set_up_logs(settings: LogSettings) -> None:
     """Make the root logger write to stderr."""
+    # no format here shows them, and each is asked for on every line
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if settings.format == "json" else _Pretty())
     root = logging.getLogger()

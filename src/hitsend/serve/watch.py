@@ -14,6 +14,7 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import Engine
+from hitsend.serve.outside import Outside
 from hitsend.serve.stages import Stages
 from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
@@ -33,12 +34,14 @@ class Watch:
         stores: Stores,
         metrics: Metrics,
         pool: ModelPool | None = None,
+        outside: Outside,
     ) -> None:
         self._settings = settings
         self._stages = stages
         self._embedded = embedded
         self._stores = stores
         self._pool = pool
+        self.outside = outside
         self._adapters = {name: words.adapter for name, words in stages.words.items()}
         self.metrics = metrics
 
@@ -126,6 +129,7 @@ class Watch:
         for name, pooled in self._pooled.items():
             is_loaded, num_bytes = pooled.member.stage == "loaded", pooled.member.num_bytes
             self.metrics.set_pooled(name, is_loaded=is_loaded, num_loads=pooled.num_loads, num_bytes=num_bytes)
+        self.metrics.set_elsewhere(self.outside.now())
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())

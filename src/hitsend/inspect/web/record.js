@@ -4,6 +4,7 @@
 
 import { read, Refused } from "./api.js";
 import { byId, element, facts, folded, gauge, line, money, number, part, plain, table, took, words } from "./dom.js";
+import { courseOf } from "./route.js";
 import { tokenField } from "./tokens.js";
 import { ENDED, key, stack, stepChart, stepsOf, waterfall } from "./waterfall.js";
 
@@ -60,6 +61,7 @@ function draw(record, explained, prompt) {
   byId("record").hidden = false;
   byId("record").replaceChildren(
     part("Where the time went", waterfall(record)),
+    ...routeOf(record),
     ...(explained ? [part("Why", ...explanation(explained))] : []),
     part("Prompt", ...promptOf(record, prompt)),
     part("Answer", ...answerOf(record)),
@@ -71,6 +73,11 @@ function draw(record, explained, prompt) {
     part("Sampling", samplingOf(record)),
     part("Everything that happened", eventsOf(record)),
   );
+}
+
+function routeOf(record) {
+  const said = courseOf(record);
+  return said.length ? [part("Route", ...said)] : [];
 }
 
 // ---- why

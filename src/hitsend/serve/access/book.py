@@ -17,6 +17,9 @@ from hitsend.serve.access.quota import Ask, Used
 SWEPT = 2
 """Levels looked at per reservation: more than one, so that forgetting keeps up with remembering."""
 
+MOST_KNOWN = 1024
+"""Callers whose levels are kept together with their counters."""
+
 Key = tuple[LevelKind, tuple[str, ...]]
 
 
@@ -26,6 +29,7 @@ class Book:
     def __init__(self) -> None:
         self._counters: OrderedDict[Key, Counters] = OrderedDict()
         self._open: dict[str, tuple[Ask, tuple[Pair, ...]]] = {}
+        self._known: dict[int, tuple[Sequence[Level], tuple[Pair, ...]]] = {}
         self._latest = Moment(0, 0)
 
     @property
@@ -44,6 +48,9 @@ class Book:
 
     def unseeded(self, levels: Sequence[Level]) -> list[Level]:
         """Those with a budget of which it isn't known what was spent."""
+        kept = self._known.get(id(levels))
+        if kept is not None and all(counters.is_seeded or not limits.has_budget(at.limits) for at, counters in kept[1]):
+            return []
         wanted = [level for level in levels if limits.has_budget(level.limits)]
         return [level for level in wanted if (known := self.counters(level)) is None or not known.is_seeded]
 
@@ -93,6 +100,9 @@ class Book:
     def shed(self, levels: Sequence[Level], moment: Moment) -> None:
         """Refuse what can't pass whatever it asks for: no request left in the minute, or none beside those running."""
         self._see(moment)
+        kept = self._known.get(id(levels))
+        if kept is not None and all(_has_room(*pair) for pair in kept[1]):
+            return
         pairs = [(level, known) for level in levels if (known := self.counters(level)) is not None]
         anything = Ask("", (), input_tokens=0, output_tokens=0, held_microusd=0)
         refusal = limits.check(pairs, anything, moment)
@@ -102,15 +112,25 @@ class Book:
     def _see(self, moment: Moment) -> None:
         """A level that is forgotten and comes back must not live through a time again that the clock went back over."""
         last = self._latest
-        self._latest = Moment(max(last.now_us, moment.now_us), max(last.wall_us, moment.wall_us))
+        if moment.now_us >= last.now_us and moment.wall_us >= last.wall_us:
+            self._latest = moment
+        else:
+            self._latest = Moment(max(last.now_us, moment.now_us), max(last.wall_us, moment.wall_us))
 
     def _pairs(self, levels: Sequence[Level]) -> tuple[Pair, ...]:
+        """A caller's levels are one and the same tuple in all its requests: with whom they stand is found once."""
+        kept = self._known.get(id(levels))
+        if kept is not None:
+            return kept[1]
         found = []
         for level in levels:
             counters = self._counters.get(level.key)
             if counters is None:
                 counters = self._counters[level.key] = Counters(self._latest)
             found.append((level, counters))
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[id(levels)] = (levels, tuple(found))  # as long as they are kept, the id is nobody else's
         return tuple(found)
 
     def _sweep(self, moment: Moment) -> None:
@@ -118,5 +138,14 @@ class Book:
             key = next(iter(self._counters))
             if self._counters[key].is_idle(moment):
                 del self._counters[key]
+                self._known.clear()
             else:
                 self._counters.move_to_end(key)
+
+
+def _has_room(level: Level, counters: Counters) -> bool:
+    """Whether one more request surely passes, without asking how much time went by: that could only give more room."""
+    requests, parallel = level.told[0], level.told[3]
+    if requests is not None and counters.missing[0] + limits.UNITS > requests * limits.UNITS:
+        return False
+    return parallel is None or counters.running < parallel

@@ -16,7 +16,7 @@ from functools import lru_cache
 import msgspec
 
 from hitsend.core.errors import InsufficientQuota, InvalidRequest, RateLimitExceeded, ServeError
-from hitsend.core.limits import Level, LevelCheck, LimitName, Limits, RateWindow, RateWindows
+from hitsend.core.limits import LIMIT_NAMES, Level, LevelUse, LimitName, Limits, RateWindow, RateWindows
 from hitsend.serve.access.quota import Ask, Used
 
 UNITS = 60_000_000
@@ -27,7 +27,7 @@ HINT_US = 1_000_000
 
 DAY_US = 86_400_000_000
 
-RATES: tuple[LimitName, ...] = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
+RATES = LIMIT_NAMES[:3]
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -55,13 +55,25 @@ class Refusal(msgspec.Struct, frozen=True):
 class Counters:
     """What is in use on one level. `missing` are units, by `RATES`; money is micro-dollars; `day` counts from 1970."""
 
-    __slots__ = ("at_us", "day", "held", "missing", "rates", "running", "seeded_month", "spent_day", "spent_month")
+    __slots__ = (
+        "at_us",
+        "day",
+        "held",
+        "missing",
+        "rates",
+        "running",
+        "seeded_month",
+        "spent_day",
+        "spent_month",
+        "told",
+    )
 
     def __init__(self, moment: Moment) -> None:
         self.at_us = moment.now_us
         self.day = moment.wall_us // DAY_US
         self.missing = [0, 0, 0]
         self.rates = [0, 0, 0]
+        self.told: tuple[int | None, ...] | None = None
         self.running = self.held = self.spent_day = self.spent_month = 0
         self.seeded_month: int | None = None
 
@@ -86,6 +98,16 @@ class Counters:
                 self.spent_month = 0
             self.spent_day = 0
             self.day = day
+
+    def keep_to(self, told: tuple[int | None, ...]) -> None:
+        """The level's limits from now on: what is missing comes back at the rates that are told."""
+        if self.told is told:
+            return
+        self.told = told
+        for which in (0, 1, 2):
+            rate = told[which]
+            if rate is not None:
+                self.rates[which] = rate
 
     def seed(self, day: int, spent_day: int, spent_month: int, moment: Moment) -> None:
         """What the ledger knew of that day and its month. What of it is over by now doesn't count."""
@@ -116,12 +138,8 @@ def check(pairs: Sequence[Pair], ask: Ask, moment: Moment) -> Refusal | None:
     found: list[Refusal] = []
     for level, counters in pairs:
         counters.advance(moment)
-        rates = rates_of(level.limits)
-        for which in (0, 1, 2):
-            rate = rates[which]
-            if rate is not None:
-                counters.rates[which] = rate  # from now on: what is missing comes back at the rate that is told
-        if not _fits(level.limits, rates, counters, ask):
+        counters.keep_to(level.told)
+        if not _fits(level.told, counters, ask):
             found += _failing(level, counters, ask, moment)
     if not found:
         return None
@@ -132,11 +150,12 @@ def check(pairs: Sequence[Pair], ask: Ask, moment: Moment) -> Refusal | None:
 
 def take(pairs: Iterable[Pair], ask: Ask) -> None:
     """Reserve, on every level. Only after `check` found nothing, in the same moment."""
-    asked = (1, ask.input_tokens, ask.output_tokens)
+    asked = (UNITS, ask.input_tokens * UNITS, ask.output_tokens * UNITS)
     for level, counters in pairs:
-        for which, rate in enumerate(rates_of(level.limits)):
-            if rate is not None:
-                counters.missing[which] += asked[which] * UNITS
+        told, missing = level.told, counters.missing
+        for which in (0, 1, 2):
+            if told[which] is not None:
+                missing[which] += asked[which]
         counters.running += 1
         counters.held += ask.held_microusd
 
@@ -146,9 +165,10 @@ def settle(pairs: Iterable[Pair], ask: Ask, used: Used, moment: Moment) -> None:
     unused = (1 - used.requests, ask.input_tokens - used.input_tokens, ask.output_tokens - used.output_tokens)
     for level, counters in pairs:
         counters.advance(moment)
-        for which, rate in enumerate(rates_of(level.limits)):
-            if rate is not None:
-                counters.missing[which] = max(0, counters.missing[which] - unused[which] * UNITS)
+        told, missing = level.told, counters.missing
+        for which in (0, 1, 2):
+            if unused[which] and told[which] is not None:
+                missing[which] = max(0, missing[which] - unused[which] * UNITS)
         counters.running -= 1
         counters.held -= ask.held_microusd
         if counters.is_seeded:
@@ -168,21 +188,46 @@ def has_budget(limits: Limits) -> bool:
 
 def windows(pairs: Sequence[Pair], ask: Ask, *, is_taken: bool) -> RateWindows:
     """What is left of each rate where it is the least, and all limits as they stand with the request, taken or not."""
-    tightest: list[RateWindow | None] = [None, None, None]
-    checks: list[LevelCheck] = []
+    tightest: list[tuple[int, int, int] | None] = [None, None, None]
+    uses = []
+    more = (0, 0, 0, 0) if is_taken else (1, ask.input_tokens, ask.output_tokens, ask.held_microusd)
     for level, counters in pairs:
-        for which, limit in enumerate(rates_of(level.limits)):
+        told = level.told
+        used = [-(-missing // UNITS) for missing in counters.missing]  # in whole tokens, rounded up
+        for which in (0, 1, 2):
+            limit = told[which]
             if limit is None:
                 continue
-            missing = counters.missing[which]
-            reset_s = -(-missing // limit) / 1_000_000
-            remaining = max(0, limit - -(-missing // UNITS))
-            other = tightest[which]
-            if other is None or (remaining, -reset_s) < (other.remaining, -other.reset_s):
-                tightest[which] = RateWindow(limit, remaining, reset_s)
-        checks += _in_use(level, counters, ask, is_taken=is_taken)
-    requests, input_tokens, output_tokens = tightest
-    return RateWindows(requests, input_tokens, output_tokens, tuple(checks))
+            reset_us = -(-counters.missing[which] // limit)
+            found, other = (max(0, limit - used[which]), -reset_us, limit), tightest[which]
+            if other is None or found[:2] < other[:2]:
+                tightest[which] = found
+        uses.append(LevelUse(level.title, _in_use(told, counters, ask, used, more), told))
+    requests, input_tokens, output_tokens = map(_window, tightest)
+    return RateWindows(requests, input_tokens, output_tokens, tuple(uses))
+
+
+def _in_use(
+    told: tuple[int | None, ...], counters: Counters, ask: Ask, used: Sequence[int], more: tuple[int, int, int, int]
+) -> tuple[int, ...]:
+    """By `LIMIT_NAMES`; 0 where there is no limit."""
+    held = counters.held + more[3]
+    return (
+        used[0] + more[0] if told[0] is not None else 0,
+        used[1] + more[1] if told[1] is not None else 0,
+        used[2] + more[2] if told[2] is not None else 0,
+        counters.running + more[0] if told[3] is not None else 0,
+        ask.input_tokens + ask.output_tokens if told[4] is not None else 0,
+        counters.spent_day + held if told[5] is not None else 0,
+        counters.spent_month + held if told[6] is not None else 0,
+    )
+
+
+def _window(found: tuple[int, int, int] | None) -> RateWindow | None:
+    if found is None:
+        return None
+    remaining, reset_us, limit = found
+    return RateWindow(limit, remaining, -reset_us / 1_000_000)
 
 
 def error_of(refusal: Refusal, left: RateWindows, input_param: str = "messages") -> ServeError:
@@ -245,10 +290,10 @@ def day_text(day: int) -> str:
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
 
 
-def _fits(limits: Limits, rates: Rates, counters: Counters, ask: Ask) -> bool:
+def _fits(told: tuple[int | None, ...], counters: Counters, ask: Ask) -> bool:
     """Whether `_failing` would find nothing; the usual answer, at a fraction of its price."""
-    requests, inputs, outputs = rates
-    missing, parallel, size = counters.missing, limits.parallel_requests, limits.tokens_per_request
+    requests, inputs, outputs, parallel, size, day, month = told
+    missing = counters.missing
     if requests is not None and missing[0] + UNITS > requests * UNITS:
         return False
     if inputs is not None and ask.input_tokens and missing[1] + ask.input_tokens * UNITS > inputs * UNITS:
@@ -259,11 +304,9 @@ def _fits(limits: Limits, rates: Rates, counters: Counters, ask: Ask) -> bool:
         return False
     if size is not None and ask.input_tokens + ask.output_tokens > size:
         return False
-    return not ask.held_microusd or _is_affordable(limits, counters, ask.held_microusd)
-
-
-def _is_affordable(limits: Limits, counters: Counters, asked: int) -> bool:
-    day, month, more = limits.usd_per_day_microusd, limits.usd_per_month_microusd, counters.held + asked
+    if not ask.held_microusd:
+        return True
+    more = counters.held + ask.held_microusd
     return (day is None or counters.spent_day + more <= day) and (month is None or counters.spent_month + more <= month)
 
 
@@ -310,25 +353,6 @@ def _budgets(limits: Limits, counters: Counters) -> tuple[tuple[LimitName, int |
         ("usd_per_day", limits.usd_per_day_microusd, counters.spent_day),
         ("usd_per_month", limits.usd_per_month_microusd, counters.spent_month),
     )
-
-
-def _in_use(level: Level, counters: Counters, ask: Ask, *, is_taken: bool) -> list[LevelCheck]:
-    """Every limit of the level; what is in use is rounded up to whole tokens."""
-    limits, title = level.limits, level.title
-    more = (0, 0, 0, 0) if is_taken else (1, ask.input_tokens, ask.output_tokens, ask.held_microusd)
-    found = []
-    for which, rate in enumerate(rates_of(limits)):
-        if rate is not None:
-            found.append(LevelCheck(title, RATES[which], -(-counters.missing[which] // UNITS) + more[which], rate))
-    if limits.parallel_requests is not None:
-        found.append(LevelCheck(title, "parallel_requests", counters.running + more[0], limits.parallel_requests))
-    if limits.tokens_per_request is not None:
-        size = ask.input_tokens + ask.output_tokens
-        found.append(LevelCheck(title, "tokens_per_request", size, limits.tokens_per_request))
-    for name, limit, spent in _budgets(limits, counters):
-        if limit is not None:
-            found.append(LevelCheck(title, name, spent + counters.held + more[3], limit))
-    return found
 
 
 def _wait(refusal: Refusal) -> float:

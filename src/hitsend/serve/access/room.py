@@ -6,6 +6,7 @@ Next: `memory.py`.
 """
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 import msgspec
 
@@ -40,7 +41,7 @@ def most_output(levels: Iterable[Level], size: Size) -> int | None:
     rooms = [room for level in levels for room in _rooms(level, size)]
     if not rooms:
         return None
-    room, level, name, value = min(rooms, key=lambda one: one[0])
+    room, level, name, value = min(rooms, key=itemgetter(0))
     wanted = size.choices * (size.max_tokens or 1)
     if wanted > room:
         asked = {"output_tokens_per_minute": wanted, "tokens_per_request": size.input_tokens + wanted}

@@ -17,7 +17,7 @@ import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InvalidRequest, StorageFailed
-from hitsend.core.limits import MAX_PER_MINUTE, Level, Limits, RateWindows
+from hitsend.core.limits import MAX_PER_MINUTE, Level, RateWindows
 from hitsend.serve.access import limits
 from hitsend.serve.access.limits import Counters, Moment, Pair, day_text, first_of_month, rates_of
 from hitsend.serve.access.outage import Outage, Owed, UnreachablePolicy
@@ -312,13 +312,8 @@ def _reserve_args(ask: Ask, *, is_preview: bool) -> list[str | int]:
     tokens = (min(ask.input_tokens, most), min(ask.output_tokens, most))
     args: list[str | int] = [ask.request_id, *tokens, min(ask.held_microusd, MOST_MONEY), int(is_preview)]
     for level in ask.levels:
-        args += ["" if limit is None else limit for limit in _all_limits(level.limits)]
+        args += ["" if limit is None else limit for limit in level.told]
     return args
-
-
-def _all_limits(of: Limits) -> tuple[int | None, ...]:
-    budgets = (of.usd_per_day_microusd, of.usd_per_month_microusd)
-    return (*rates_of(of), of.parallel_requests, of.tokens_per_request, *budgets)
 
 
 def _settle_args(ask: Ask, used: Used, since_us: int | None) -> list[str | int]:

@@ -43,7 +43,7 @@ class RequestIds:
         """The client's own id when it sent one good one; else a new one. One that was used (a retry), or could be a
         line's, gets a suffix."""
         if len(asked) != 1 or not _REQUEST_ID.fullmatch(asked[0]):
-            return f"req_{IDS.take(12)}"
+            return f"req_{IDS.dated(12)}"
         chosen = asked[0].decode()
         if chosen in self._given or chosen.startswith(OF_BATCHES):
             chosen = f"{chosen[:112]}-{secrets.token_hex(6)}"

@@ -16,15 +16,21 @@ from hitsend.core.limits import RateWindow, RateWindows
 
 Header = tuple[bytes, bytes]
 
+_NAMES = {
+    name: tuple(f"x-ratelimit-{what}-{name}".encode() for what in ("limit", "remaining", "reset"))
+    for name in ("requests", "tokens", "input-tokens", "output-tokens")
+}
+
 
 def rate_headers(windows: RateWindows) -> list[Header]:
     """OpenAI's."""
     headers = []
     for name, window in _named(windows):
+        limit, remaining, reset = _NAMES[name]
         headers += [
-            (f"x-ratelimit-limit-{name}".encode(), str(window.limit).encode()),
-            (f"x-ratelimit-remaining-{name}".encode(), str(window.remaining).encode()),
-            (f"x-ratelimit-reset-{name}".encode(), duration(window.reset_s).encode()),
+            (limit, b"%d" % window.limit),
+            (remaining, b"%d" % window.remaining),
+            (reset, duration(window.reset_s).encode()),
         ]
     return headers
 

@@ -23,6 +23,7 @@ TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
 
 
+_NOTHING_ASKED, _THEIRS = SamplingAsked(), SamplingParams()
 _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 
 
@@ -115,13 +116,16 @@ def fit(
     limits = [LimitCheck("max_tokens", max_tokens, left - 1)]
     if most_output is not None:
         limits.append(LimitCheck("max_tokens_of_levels", max_tokens, most_output))
-    asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
+    sampling, sources = _sampling(request)
     return Fitted(
-        max_tokens=max_tokens,
-        limits=tuple(limits),
-        sampling=msgspec.convert(
-            asked | {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}, SamplingParams
-        ),
-        sources=_ALL_THEIRS | dict.fromkeys(asked, "client"),
-        warnings=request.warnings,
+        max_tokens=max_tokens, limits=tuple(limits), sampling=sampling, sources=sources, warnings=request.warnings
     )
+
+
+def _sampling(request: Request) -> tuple[SamplingParams, dict[str, str]]:
+    """The values as far as they are known here, and whose they are."""
+    if request.sampling == _NOTHING_ASKED and not request.logprobs:
+        return _THEIRS, _ALL_THEIRS
+    asked: dict[str, Any] = msgspec.to_builtins(request.sampling)
+    logprobs = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
+    return msgspec.convert(asked | logprobs, SamplingParams), _ALL_THEIRS | dict.fromkeys(asked, "client")

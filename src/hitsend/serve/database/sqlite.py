@@ -26,8 +26,14 @@ BUSY_TIMEOUT_MS = 5000
 MAX_LOG_PAGES = 16_000
 """64 MB, from where a commit moves the log itself."""
 
+CACHE_KB = 1024
+"""Per connection, of which a server has five: what is read or written together lies together, so more isn't needed, and
+SQLite's 2 MB each would fill up over the first hours."""
+
 MOVE_EVERY_S = 5.0
-"""How long a log is left to grow."""
+MOVE_EVERY_COMMITS = 400
+"""How long, and for how many commits, a log is left to grow: a lone client's write ten pages each, and would fill it up
+to `MAX_LOG_PAGES` in a few seconds."""
 
 
 class SqliteThread:
@@ -41,14 +47,17 @@ class SqliteThread:
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
         self._moved_at = 0.0
+        self._num_commits = 0
         self._move: asyncio.Future[None] | None = None
 
     async def write(self, work: Callable[[Connection], T], *, may_lag: bool) -> T:
         """See `Database.write`."""
         loop = asyncio.get_running_loop()
         done = await loop.run_in_executor(self._writing, self._transact, work, may_lag)
-        if loop.time() - self._moved_at >= MOVE_EVERY_S and (self._move is None or self._move.done()):
-            self._moved_at = loop.time()
+        self._num_commits += 1
+        is_due = self._num_commits >= MOVE_EVERY_COMMITS or loop.time() - self._moved_at >= MOVE_EVERY_S
+        if is_due and (self._move is None or self._move.done()):
+            self._moved_at, self._num_commits = loop.time(), 0
             self._move = loop.run_in_executor(self._moving, self._move_log)
         return done
 
@@ -83,14 +92,13 @@ def listening(engine: Engine) -> Engine:
     return engine
 
 
-def insert_many(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert rows that name the same columns, in any database. SQLite's driver takes our values as they are; without
-    going through every one of them, a row costs a third."""
+def insert_many(connection: Connection, table: Table, names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows, their values in the order of the columns' names, in any database. SQLite's driver takes our values
+    as they are; without going through every one of them, a row costs a third."""
     if connection.dialect.name != "sqlite":
-        connection.execute(insert(table), rows)
+        connection.execute(insert(table), [dict(zip(names, row, strict=True)) for row in rows])
         return
-    names = tuple(rows[0])
-    connection.exec_driver_sql(_insertion(table.name, names), [tuple(row.values()) for row in rows])
+    connection.exec_driver_sql(_insertion(table.name, names), list(rows))
 
 
 def select_in(
@@ -146,6 +154,7 @@ def _on_connect(connection: Any, _: Any) -> None:
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute(f"PRAGMA wal_autocheckpoint={MAX_LOG_PAGES}")
+    cursor.execute(f"PRAGMA cache_size=-{CACHE_KB}")
     cursor.close()
 
 

@@ -35,15 +35,15 @@ MAX_GROUP = 256
 
 GATHER_S = 0.004
 PATIENCE = 8
-"""Operations that came during a commit show that there are several clients: for that many groups each then waits so
-long for others before it begins, because a commit costs nearly the same for one as for twenty. A lone client's
-operations come one after the other, and never wait."""
+"""Operations that came during another one's commit show that there are several clients: for that many groups each then
+waits so long for others before it begins, because a commit costs nearly the same for one as for twenty. A lone client's
+operations come one after the other, and never wait; what nobody waits for (`is_aside`) shows nothing."""
 
 
 class _Item:
     """An operation, or a bulk with its argument, and the place where the result goes."""
 
-    __slots__ = ("argument", "bulk", "future", "may_lag", "operation")
+    __slots__ = ("argument", "bulk", "future", "is_aside", "may_lag", "operation")
 
     def __init__(
         self,
@@ -53,9 +53,11 @@ class _Item:
         argument: Any = None,
         *,
         may_lag: bool = False,
+        is_aside: bool = False,
     ) -> None:
         self.future = future
         self.may_lag = may_lag
+        self.is_aside = is_aside
         self.operation = operation
         self.bulk = bulk
         self.argument = argument
@@ -69,6 +71,7 @@ class Writer:
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._num_waiting = 0
         self.num_commits = 0
         self.num_operations = 0
 
@@ -95,13 +98,16 @@ class Writer:
         self._put(item)
         return item.future
 
-    def submit_bulk(self, bulk: Bulk[A, T], argument: A, *, may_lag: bool = False) -> asyncio.Future[T]:
+    def submit_bulk(
+        self, bulk: Bulk[A, T], argument: A, *, may_lag: bool = False, is_aside: bool = False
+    ) -> asyncio.Future[T]:
         """Queue one argument of a bulk. It runs where the first of its group stands: it may not need one before it.
 
         What `may_lag` must survive the death of any process, but not a power cut: a group of nothing else is committed
-        without waiting for the disk. The next commit that waits takes it along.
+        without waiting for the disk. The next commit that waits takes it along. `is_aside`: no request waits for it.
         """
-        item = _Item(asyncio.get_running_loop().create_future(), bulk=bulk, argument=argument, may_lag=may_lag)
+        future = asyncio.get_running_loop().create_future()
+        item = _Item(future, bulk=bulk, argument=argument, may_lag=may_lag, is_aside=is_aside)
         self._put(item)
         return item.future
 
@@ -109,6 +115,7 @@ class Writer:
         if self._is_closed:
             item.future.set_exception(StorageFailed("the database is closed: the server is shutting down"))
         else:
+            self._num_waiting += not item.is_aside
             self._queue.put_nowait(item)
         item.future.add_done_callback(_look_at)
 
@@ -124,10 +131,12 @@ class Writer:
                     self._queue.put_nowait(None)
                     break
                 group.append(following)
+            num_waiting = sum(not one.is_aside for one in group)
+            self._num_waiting -= num_waiting
             began = loop.time()
             await self._write(group)
             took_s = loop.time() - began
-            patience = PATIENCE if not self._queue.empty() else max(0, patience - 1)
+            patience = PATIENCE if num_waiting and self._num_waiting else max(0, patience - 1)
 
     async def _write(self, group: list[_Item]) -> None:
         error = await self._commit(group)

@@ -29,6 +29,10 @@ class LineFailed(Exception):
         self.is_timeout = is_timeout
 
 
+class _Unasked(Exception):
+    """Ends the parser before an answer that nobody waits for."""
+
+
 class Wire(asyncio.Protocol):
     """`post`, then `read` until b""; then both again, if `may_be_used_again`. `status` and `headers` (lower-case names)
     are the answer's."""
@@ -43,7 +47,10 @@ class Wire(asyncio.Protocol):
         self._silent_since = 0.0
         self._is_silent = False
         self._unread: list[bytes] = []
+        self.on_body = self._unread.append
+        """httptools: a piece of the body. The list's own function, because a stream has one for each of its events."""
         self._num_unread = 0
+        self._is_patient = False
         self._num_head = 0
         self._has_head = False
         self._is_whole = True
@@ -64,7 +71,8 @@ class Wire(asyncio.Protocol):
         """Send it, and wait for the answer's head. Raises LineFailed."""
         self._parser = httptools.HttpResponseParser(self)
         self._is_whole = self._has_head = self._ends_with_connection = False
-        self._num_head, self.status, self.headers = 0, 0, {}
+        self._num_head, self._num_unread, self.status, self.headers = 0, 0, 0, {}
+        self._is_patient = False
         if self._fault is None:
             self._transport.write(message)
         while not self._has_head:
@@ -73,21 +81,35 @@ class Wire(asyncio.Protocol):
                 raise LineFailed(text, is_unanswered=True)
             await self._wait("the upstream did not answer in time")
 
-    async def read(self) -> bytes:
-        """What has come since the last time, b"" at the answer's end. Raises LineFailed."""
-        while not self._unread:
+    async def read(self, *, is_patient: bool = False) -> bytes:
+        """What has come since the last time, b"" at the answer's end. Raises LineFailed.
+
+        Who `is_patient` is woken when the answer is whole, or as much has come as is kept, and not by every piece.
+        """
+        self._is_patient = is_patient
+        while not self._unread or not self._is_enough:
             if self._is_whole:
                 return b""
             if self._fault is not None:
                 raise LineFailed("the upstream's connection broke")
             await self._wait("the upstream fell silent")
-        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
-        self._unread.clear()
-        self._num_unread = 0
+        data = self.unread()
         if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
         return data
+
+    def unread(self) -> bytes:
+        """What has come since the last `read`; it isn't there a second time."""
+        data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
+        self._unread.clear()
+        self._num_unread = 0
+        return data
+
+    @property
+    def _is_enough(self) -> bool:
+        """Whether who waits wants what there is."""
+        return not self._is_patient or self._is_whole or self._fault is not None or self._num_unread > MOST_UNREAD
 
     def close(self) -> None:
         """At once; whoever reads is told that it broke."""
@@ -149,6 +171,8 @@ class Wire(asyncio.Protocol):
             return
         if not self._has_head:
             self._num_head += len(data)
+        self._num_unread += len(data)
+        self._silent_since = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -159,13 +183,13 @@ class Wire(asyncio.Protocol):
         elif self._num_unread > MOST_UNREAD and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
-        if self._has_head:
+        if self._has_head and self._is_enough:
             self._wake()
 
     def on_message_begin(self) -> None:
-        """httptools: an answer begins; behind a whole one, none was asked for."""
-        if self._is_whole and self._fault is None:
-            self._fault = "unasked bytes"
+        """httptools: an answer begins; behind a whole one, none was asked for. Raises then, so that none is read."""
+        if self._is_whole:
+            raise _Unasked
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: of several of one name, the first counts."""
@@ -185,12 +209,6 @@ class Wire(asyncio.Protocol):
         has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
         self._ends_with_connection = not has_length
         self._has_head = True
-
-    def on_body(self, data: bytes) -> None:
-        """httptools: a piece of the body."""
-        if not self._is_whole:
-            self._unread.append(data)
-            self._num_unread += len(data)
 
     def on_message_complete(self) -> None:
         """httptools: the answer is whole."""

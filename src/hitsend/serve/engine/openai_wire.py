@@ -126,17 +126,19 @@ _decode = msgspec.json.Decoder(ChunkIn).decode
 class ChunkReader:
     """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
 
-    `fault` is why nothing more can be read: what stood before it was given out. With `skips_null` an event of null says
-    nothing.
+    `fault` is why nothing more can be read: what stood before it was given out. `num_pieces` came; where nobody reads
+    along, it `merges` them: every piece only costs. With `skips_null` an event of null says nothing.
     """
 
-    def __init__(self, n: int, *, skips_null: bool = False) -> None:
+    def __init__(self, n: int, *, merges: bool = False, skips_null: bool = False) -> None:
         self._rest = b""
+        self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
         self._calling: set[int] = set()
         self._alike = Alike()
         self.counts = [0] * n
+        self.num_pieces = 0
         self.usage: Usage | None = None
         self.is_done = False
         self.fault: Unreadable | UpstreamSaid | None = None
@@ -159,24 +161,43 @@ class ChunkReader:
         events = self._rest + data
         if b"\r" in events:
             events = events.replace(b"\r\n", b"\n")
+        if self._merges and self._alike.index in self._open:
+            events = self._run(events, deltas)
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise Unreadable(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        for event in whole:
+        for number, event in enumerate(whole, 1):
+            was_learned = self._alike.is_learned
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
             elif document and not (self._skips_null and document == _NULL):
                 self._event(document, deltas)
+            if self._merges and self._alike.is_learned and not was_learned:
+                self._rest = b"\n\n".join((*whole[number:], self._rest))
+                self._feed(b"", deltas)  # the others, now that it is known how they look
+                return
+
+    def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
+        """The usual read of a stream: a row of texts. Returns what comes after it."""
+        text, number, rest = self._alike.run(events)
+        if number:
+            self.counts[self._alike.index] += number
+            self.num_pieces += number
+            deltas.append(Delta(self._alike.index, text))
+        return rest
 
     def _event(self, document: bytes, deltas: list[Delta]) -> None:
         text = self._alike.text(document)
         if text is not None and self._alike.index in self._open:
             self.counts[self._alike.index] += 1
+            self.num_pieces += 1
             deltas.append(Delta(self._alike.index, text))
             return
         chunk = self._read(document)
+        before = len(deltas)
         self._take(chunk, deltas)
+        self.num_pieces += len(deltas) - before
         if len(chunk.choices) == 1 and chunk.usage is None and (plain := _plain(chunk.choices[0])):
             self._alike.learn(document, plain, chunk.choices[0].index)
 

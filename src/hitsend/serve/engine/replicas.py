@@ -25,6 +25,9 @@ KEPT_POLLS = 3
 _POLL_TIMEOUT_S = 2.0
 
 
+_UNKNOWN = Load()
+
+
 class Replica:
     """One server: its line, its breaker, what runs there."""
 
@@ -106,6 +109,8 @@ class Replicas:
 
         `but` has just failed: it is asked again only where no other can be. Raises EngineUnavailable, ServerOverloaded.
         """
+        if len(self.all) == 1 and self._may_take(self.all[0]):
+            return self.all[0]
         able = [one for one in self.all if not one.is_draining and one.breaker.refused_s() is None]
         free = [one for one in able if not self._is_full(one)]
         if not free:
@@ -118,11 +123,16 @@ class Replicas:
         kin = max(others, key=lambda one: hashlib.sha256(f"{affinity} {one.url}".encode()).digest())
         return kin if self._business(kin) <= self._business(idlest) + AFFINITY_SLACK else idlest
 
+    def _may_take(self, one: Replica) -> bool:
+        return not one.is_draining and one.breaker.refused_s() is None and not self._is_full(one)
+
     def load(self, one: Replica) -> Load:
         """What it said of late; nothing where that is too old."""
+        if one.loaded_at is None:
+            return _UNKNOWN
         kept_s = KEPT_POLLS * max(self._settings.metrics_poll_s, _POLL_TIMEOUT_S)
-        is_fresh = one.loaded_at is not None and self._clock.now() - one.loaded_at <= kept_s
-        return one.load if is_fresh else Load()
+        is_fresh = self._clock.now() - one.loaded_at <= kept_s
+        return one.load if is_fresh else _UNKNOWN
 
     def _business(self, one: Replica) -> int:
         """Ours, or all that run there where it tells, and those that wait."""

@@ -27,7 +27,10 @@ from hitsend.serve.engine.protocol import (
 
 def admit_all(engine: Engine, job: Job) -> None:
     """Ask `Engine.admit` about the longest prompt with the choices of all. Raises what it raises."""
-    longest = max(job.prompt_token_ids, *job.more_prompts, key=len) if job.more_prompts else job.prompt_token_ids
+    if not job.more_prompts:
+        engine.admit(job)
+        return
+    longest = max(job.prompt_token_ids, *job.more_prompts, key=len)
     engine.admit(msgspec.structs.replace(job, prompt_token_ids=longest, n=job.num_choices, more_prompts=()))
 
 

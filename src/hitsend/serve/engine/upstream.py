@@ -34,9 +34,14 @@ class UpstreamAnswer:
         """Without parameters, in lower case."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def read(self) -> bytes:
-        """Whatever has come since the last time, b"" at the end. Raises LineFailed."""
-        return b"" if self._is_closed else await self._wire.read()
+    async def read(self, *, is_patient: bool = False) -> bytes:
+        """Whatever has come since the last time, b"" at the end; who `is_patient` waits for a lot or the end. Raises
+        LineFailed."""
+        return b"" if self._is_closed else await self._wire.read(is_patient=is_patient)
+
+    def unread(self) -> bytes:
+        """What has come and was read by nobody."""
+        return b"" if self._is_closed else self._wire.unread()
 
     async def read_refusal(self) -> bytes:
         """A body of bounded size, as far as it comes; never fails."""

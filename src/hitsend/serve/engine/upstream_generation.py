@@ -20,6 +20,7 @@ from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader
+from hitsend.serve.engine.profiles import Profile
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
 from hitsend.serve.engine.replicas import Replica
@@ -48,10 +49,7 @@ class OpenAIGeneration:
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
         self._prompts = job.chat.prompts
-        if terms.profile.is_lenient:
-            self._reader: ChunkReader = LenientReader(job.n, job.max_tokens)
-        else:
-            self._reader = ChunkReader(job.n, skips_null=terms.profile.skips_null)
+        self._reader = _reader_of(job, terms.profile, merges=self._merges)
         self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
         self._answer: UpstreamAnswer | None = None
@@ -62,7 +60,6 @@ class OpenAIGeneration:
         self._has_first = False
         self._is_over = False
         self._num_bytes = 0
-        self._num_chunks = 0
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
         return self
@@ -120,10 +117,15 @@ class OpenAIGeneration:
         self._is_over = True
         self._outcome = outcome
         if self._answer is not None:
+            if self._merges and outcome == "left" and (unread := self._answer.unread()):
+                self._num_bytes += len(unread)
+                self._reader.feed(unread)  # it came, so it counts, though nobody gets it
             self._answer.close()
         if self._answered_at is not None:
             self._events.append(
-                Streamed(self._answered_at, self._now(), self._num_bytes, self._num_chunks, is_whole=outcome == "ok")
+                Streamed(
+                    self._answered_at, self._now(), self._num_bytes, self._reader.num_pieces, is_whole=outcome == "ok"
+                )
             )
         self._replica.leave(self._ticket, outcome)
         self._engine.left(self)
@@ -192,7 +194,7 @@ class OpenAIGeneration:
             self._took(self._reader.feed_whole(self._whole), is_at_end=True)
             return
         try:
-            data = await answer.read()
+            data = await answer.read(is_patient=self._merges and self._has_first)
         except LineFailed as failure:
             self._stop_short(broken(failure, self._engine.name))
             return
@@ -211,7 +213,6 @@ class OpenAIGeneration:
                 self._stop_short(EngineFailed(f"The upstream {self._engine.name} ended its answer before its end."))
 
     def _take(self, deltas: list[Delta]) -> None:
-        self._num_chunks += len(deltas)
         first = None if self._has_first else next((delta for delta in deltas if not delta.prompt_ids), None)
         if first is not None:
             self._has_first = True
@@ -231,6 +232,12 @@ class OpenAIGeneration:
             return
         self._error = error
         self._end("failed")
+
+
+def _reader_of(job: Job, profile: Profile, *, merges: bool) -> ChunkReader:
+    if profile.is_lenient:
+        return LenientReader(job.n, job.max_tokens)
+    return ChunkReader(job.n, merges=merges, skips_null=profile.skips_null)
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

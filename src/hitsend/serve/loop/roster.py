@@ -169,8 +169,11 @@ class Roster:
         return (float(yields), *self.shares.order(sequence.path, at)), due_at
 
     def is_over(self, sequence: Sequence, at: float) -> bool:
-        """Whether its tenant had more than its share lately, while others want theirs."""
-        return self.shares.is_over(sequence.path, at)
+        """Whether its tenant had more than its share lately, and nobody within theirs waits for what it computes."""
+        is_over = self.shares.is_over
+        return is_over(sequence.path, at) and not any(
+            each.leader is sequence and not is_over(each.path, at) for each in self.running
+        )
 
 
 class StepPlan:

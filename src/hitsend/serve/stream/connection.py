@@ -13,9 +13,12 @@ import asyncio
 import secrets
 import socket
 from typing import Any, Literal
+from urllib.parse import unquote
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hitsend.serve.stream.cycle import Cycle
 from hitsend.serve.stream.doors import LINGER_S, MOST_LINGERING, Doors
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -137,7 +140,41 @@ class Connection(HttpToolsProtocol):
         if self._why or self._head_bytes > MAX_HEAD_BYTES or self._is_unwelcome:
             raise _Refused
         self._place = "body"
-        super().on_headers_complete()
+        self._begin()
+
+    def _begin(self) -> None:
+        """As uvicorn does, with a cycle of our own: start it, or let it wait for those before it."""
+        version, url = self.parser.get_http_version(), httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        self.scope |= {
+            "method": self.parser.get_method().decode("ascii"),
+            "http_version": version,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+        before: Any = self.cycle
+        self.cycle = self._cycle(keep_alive=version != "1.0" and self.parser.should_keep_alive())
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _cycle(self, *, keep_alive: bool) -> Cycle:
+        return Cycle(
+            scope=self.scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=self.on_response_complete,
+        )
 
     def on_message_complete(self) -> None:
         """A request is complete."""

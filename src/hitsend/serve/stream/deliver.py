@@ -65,7 +65,7 @@ class Delivery:
         self._last_write_at = clock.now()
         self._write_started_at: float | None = None
         self._deadline = clock.now() + settings.request_timeout_s
-        self._has_left = False
+        self._has_left = self._is_ending = False
         self._last_frames = b""
         self.has_started = False
         self.num_bytes = 0
@@ -109,45 +109,39 @@ class Delivery:
 
     async def whole(self, body: Callable[[], Awaitable[bytes]], headers: Iterable[Header]) -> None:
         """Send one JSON body when it is there. Raises what the work raises (nothing was sent then), and ClientGone."""
-        bodies: list[bytes] = []
 
         async def work() -> None:
-            bodies.append(await body())
+            answer = await body()
+            size = str(len(answer)).encode()
+            await self._start([(b"content-type", b"application/json"), (b"content-length", size), *headers])
+            await self._write(answer, is_last=True)
 
         await self._run(work(), wants_pings=False)
-        size = str(len(bodies[0])).encode()
-        start = [(b"content-type", b"application/json"), (b"content-length", size), *headers]
-
-        async def answer() -> None:
-            await self._start(start)
-            await self._write(bodies[0], is_last=True)
-
-        await self._within_stall(answer())
 
     async def _run(self, work: Coroutine[Any, Any, None], *, wants_pings: bool) -> None:
-        """Run the work under watch. Raises what it raises, or why it was ended."""
+        """Run the work under watch. Raises what it raises, or why it was ended.
+
+        The work has a task of its own; this one waits for the client to leave, and is interrupted by the work's end, by
+        the clock, or by who stops the server.
+        """
         working = asyncio.create_task(work)
-        leaving = asyncio.create_task(self._client_leaves())
-        pinging: asyncio.Task[None] | None = None
+        course = _Course(working, _current_task(), wants_pings=wants_pings)
+        working.add_done_callback(course.interrupt)
+        self._look_later(course)
         try:
-            while not working.done():
-                tasks = {working, leaving} if pinging is None else {working, leaving, pinging}
-                due_in_s = self._due_in_s(wants_pings=wants_pings)
-                await asyncio.wait(tasks, timeout=due_in_s, return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    break
-                self._end_if_due(leaving, pinging)
-                if pinging is not None and pinging.done():
-                    pinging = None
-                if wants_pings and pinging is None and self._is_idle():
-                    pinging = asyncio.create_task(self._write(sse.PING))
-            if pinging is not None:
-                await self._within_stall(pinging)
+            await self._client_leaves()
+            raise self._note(self._left())
         except asyncio.CancelledError as cancelled:
-            # the client is still there and hears why
-            raise self._note(ShuttingDown("the server is stopping")) from cancelled
+            course.waiting.uncancel()
+            if course.fault is not None:
+                raise course.fault from None
+            if not working.done():  # the client is still there and hears why
+                raise self._note(ShuttingDown("the server is stopping")) from cancelled
+            if course.pinging is not None:
+                await self._within_stall(course.pinging)
         finally:
-            await _cancel_and_wait(working, leaving, *([pinging] if pinging else []))
+            course.end()
+            await _cancel_and_wait(*(task for task in (working, course.pinging) if task is not None))
         if working.cancelled():
             raise ServeError("the request's work was cancelled from inside")
         working.result()
@@ -155,13 +149,35 @@ class Delivery:
     async def _client_leaves(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        if self._is_ending:  # a server says so, too, once it has the end of the answer
+            await asyncio.get_running_loop().create_future()
         self._has_left = True
 
-    def _end_if_due(self, leaving: "asyncio.Task[None]", pinging: "asyncio.Task[None] | None") -> None:
+    def _look(self, course: "_Course") -> None:
+        """What the clock has to say: end what is due, ping who waits, and look again when the next can be."""
+        try:
+            self._end_if_due(course.pinging)
+        except Exception as fault:  # noqa: BLE001  # raised where the work is waited for
+            course.fault = fault
+            course.interrupt()
+            return
+        if course.pinging is not None and course.pinging.done():
+            course.pinging = None
+        if course.wants_pings and course.pinging is None and self._is_idle():
+            course.pinging = asyncio.create_task(self._ping())
+        self._look_later(course)
+
+    async def _ping(self) -> None:
+        if self._is_idle():  # a frame may have come since the clock was asked
+            await self._write(sse.PING)
+
+    def _look_later(self, course: "_Course") -> None:
+        due_in_s = self._due_in_s(wants_pings=course.wants_pings)
+        course.timer = asyncio.get_running_loop().call_later(due_in_s, self._look, course)
+
+    def _end_if_due(self, pinging: "asyncio.Task[None] | None") -> None:
         """Raise the reason why the work has to end now, if there is one."""
         now, settings = self._clock.now(), self._settings
-        if leaving.done():
-            raise self._note(self._left())
         if pinging is not None and pinging.done():
             pinging.result()
         if self._write_started_at is not None and now - self._write_started_at >= settings.stall_s:
@@ -192,6 +208,7 @@ class Delivery:
         self.has_started = True
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
+        self._is_ending = self._is_ending or is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self.num_bytes += len(data)
         self.num_chunks += bool(data)
@@ -232,6 +249,34 @@ class Delivery:
         if self._watch is not None:
             self._watch.fail(why)
         return why
+
+
+class _Course:
+    """The work of one response, and what interrupts who waits for it."""
+
+    def __init__(self, working: "asyncio.Task[None]", waiting: "asyncio.Task[Any]", *, wants_pings: bool) -> None:
+        self.working = working
+        self.waiting = waiting
+        self.wants_pings = wants_pings
+        self.pinging: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.fault: Exception | None = None
+
+    def interrupt(self, _: object = None) -> None:
+        """The one who waits for the client needn't any longer."""
+        self.waiting.cancel()
+
+    def end(self) -> None:
+        """Nothing interrupts it from now on."""
+        self.working.remove_done_callback(self.interrupt)
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+def _current_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:

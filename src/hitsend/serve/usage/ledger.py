@@ -42,9 +42,9 @@ from hitsend.serve.usage.rows import (
     end_hold_if_taken,
     find_row,
     foreign_holds,
-    hold_values,
     ledger_row,
     move_hold,
+    row_of,
 )
 from hitsend.settings import UsageSettings
 
@@ -113,7 +113,7 @@ class Ledger:
         """
         now = self._clock.wall()
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
-        hold = Hold(IDS.take(16), request, held, now)
+        hold = Hold(IDS.dated(16), request, held, now)
         lease = (hold, self.owner, now + self._lease_s)
         writing = self._writer.submit_bulk(insert_holds, lease, may_lag=request.may_lag)
         self._open[hold.hold_id] = hold
@@ -209,8 +209,8 @@ class Ledger:
         self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]] | None
     ) -> asyncio.Future[Any]:
         """`write` where it isn't `end_holds`, together with others."""
-        row = ledger_row(
-            hold_values(hold),
+        row = row_of(
+            hold,
             settlement.usage,
             self._clock.wall(),
             discarded_tokens=settlement.discarded_tokens,

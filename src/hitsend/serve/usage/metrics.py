@@ -1,4 +1,4 @@
-"""Everything Prometheus may ask for. The only file that knows prometheus_client.
+"""Everything Prometheus may ask for. This file, `series.py` and `upstream_metrics.py` alone know prometheus_client.
 
 Enters: figures of finished requests, HTTP answers, steps and the engine's state. Leaves: the text of `/metrics`. Always
 true: a registry of its own, nothing global; labels come from bounded sets (models beyond `MAX_MODELS` and routes beyond
@@ -13,14 +13,17 @@ from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from hitsend.core.drafts import MAX_DRAFT
 from hitsend.core.segments import SEGMENTS
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 from hitsend.serve.usage.processes import ProcessTime
+from hitsend.serve.usage.series import Histograms, Times, Totals
+from hitsend.serve.usage.upstream_metrics import UpstreamSeries
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
@@ -54,36 +57,16 @@ class _Bounded:
         return value
 
 
-class _ModelSeries(NamedTuple):
-    """The series of one model."""
+class _ModelTimes(NamedTuple):
+    """The histograms of one model, looked up once."""
 
-    request_s: Histogram
-    queue_s: Histogram
-    prefill_s: Histogram
-    decode_s: Histogram
-    ttft_s: Histogram
-    tpot_s: Histogram
-    itl_s: Histogram
-    prompt: Counter
-    completion: Counter
-    cached: Counter
-    reasoning: Counter
-    discarded: Counter
-    cost: Counter
-    settled: Counter
-    segments: tuple[Counter, ...]
-
-    def add(self, figures: RequestFigures) -> None:
-        """What adds up."""
-        self.prompt.inc(figures.prompt_tokens)
-        self.completion.inc(figures.completion_tokens)
-        self.cached.inc(figures.cached_tokens)
-        self.reasoning.inc(figures.reasoning_tokens)
-        self.discarded.inc(figures.discarded_tokens)
-        self.cost.inc(figures.cost_microusd)
-        self.settled.inc(figures.has_row)
-        for segment, seconds in zip(self.segments, figures.segments_s, strict=False):
-            segment.inc(seconds)
+    request_s: Times
+    queue_s: Times
+    prefill_s: Times
+    decode_s: Times
+    ttft_s: Times
+    tpot_s: Times
+    itl_s: Times
 
 
 class Metrics:
@@ -95,52 +78,68 @@ class Metrics:
         self._route = _Bounded(MAX_ROUTES)
         self._last: dict[tuple[str, str], int] = {}
         self._last_s: dict[tuple[str, int], float] = {}
-        self._series: dict[str, _ModelSeries] = {}
-        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._times: dict[str, _ModelTimes] = {}
         self._define_times()
         self._define_requests()
         self._define_engine()
         self._define_work()
+        self._elsewhere = UpstreamSeries(self._registry, WAIT_S, self._catch_up)
 
     def observe_request(self, figures: RequestFigures) -> None:
         """Count a request that has ended. Call once per request."""
         model = self._model(figures.model)
-        series = self._series.get(model)
-        if series is None:
-            series = self._series[model] = self._of_model(model)
-        shown = _exemplar(figures.request_id)
-        for histogram, seconds in (
-            (series.request_s, figures.wall_s),
-            (series.queue_s, figures.queue_s),
-            (series.prefill_s, figures.prefill_s),
-            (series.decode_s, figures.decode_s),
-            (series.ttft_s, figures.ttft_s),
-            (series.tpot_s, figures.tpot_s),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds, shown)
+        times = self._times.get(model) or self._times_of(model)
+        shown = _shown(figures.request_id)
+        times.request_s.observe(figures.wall_s, shown)
+        if figures.queue_s is not None:
+            times.queue_s.observe(figures.queue_s, shown)
+        if figures.prefill_s is not None:
+            times.prefill_s.observe(figures.prefill_s, shown)
+        if figures.decode_s is not None:
+            times.decode_s.observe(figures.decode_s, shown)
+        if figures.ttft_s is not None:
+            times.ttft_s.observe(figures.ttft_s, shown)
+        if figures.tpot_s is not None:
+            times.tpot_s.observe(figures.tpot_s, shown)
         for gap in figures.gaps_s:
-            series.itl_s.observe(gap)
+            times.itl_s.observe(gap)
+        self._count_ending(model, figures)
+        self._count_bill(model, figures)
+
+    def _count_ending(self, model: str, figures: RequestFigures) -> None:
         for reason in figures.finish_reasons:
-            self._finished.labels(model, reason).inc()
+            self._finished.add(1, model, reason)
         if figures.error_code is not None:
             self._errors.labels(figures.error_code).inc()
         if figures.outcome is not None:
-            self._judged.labels(model, figures.outcome).inc()
+            self._judged.add(1, model, figures.outcome)
+        self._elsewhere.observe(figures.calls, figures.course)
         if figures.refused_by is not None:
             self._refused.labels(*figures.refused_by).inc()
         if figures.cancelled_during is not None:
             self._cancelled.labels(figures.cancelled_during).inc()
-        series.add(figures)
+
+    def _count_bill(self, model: str, figures: RequestFigures) -> None:
+        self._tokens.add(figures.prompt_tokens, model, "prompt")
+        self._tokens.add(figures.completion_tokens, model, "completion")
+        self._cost.add(figures.cost_microusd, model)
+        self._settled.add(figures.has_row, model)
+        for counter, number in (
+            (self._cached, figures.cached_tokens),
+            (self._reasoning, figures.reasoning_tokens),
+            (self._discarded, figures.discarded_tokens),
+        ):
+            if number:
+                counter.add(number, model)
+        for segment, seconds in zip(SEGMENTS, figures.segments_s, strict=False):
+            if seconds:
+                self._segment_s.add(seconds, model, segment)
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """Count an answer. `route` is the matched route's template or `unmatched`, never a raw path."""
-        key = (self._route(route), status)
-        found = self._answers.get(key)
-        if found is None:
-            found = self._answers[key] = (self._http.labels(key[0], str(status)), self._http_s.labels(key[0]))
-        found[0].inc()
-        found[1].observe(seconds)
+        route = self._route(route)
+        self._http.add(1, route, str(status))
+        self._http_s.of(route).observe(seconds)
 
     def observe_step(self, figures: StepCounts, engine: str = "embedded") -> None:
         """Count what one pass through the model computed, the tokens that came out of it, and its time."""
@@ -185,6 +184,10 @@ class Metrics:
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
 
+    def set_elsewhere(self, *found: Elsewhere) -> None:
+        """Take over how it is with upstreams and routes, in each process (before each scrape)."""
+        self._elsewhere.set(list(found))
+
     def set_pooled(self, engine: str, *, is_loaded: bool, num_loads: int, num_bytes: int) -> None:
         """Take over how it is with a model that comes and goes (before each scrape)."""
         self._loaded.labels(engine).set(is_loaded)
@@ -226,35 +229,26 @@ class Metrics:
         """What was counted so far over all models, by the names of the ledger's columns; and the embedded engine's
         steps."""
         return {
-            "requests": _total(self._settled),
-            "prompt_tokens": _total(self._tokens, kind="prompt"),
-            "completion_tokens": _total(self._tokens, kind="completion"),
-            "cached_tokens": _total(self._cached),
-            "discarded_tokens": _total(self._discarded),
-            "cost_microusd": _total(self._cost),
+            "requests": int(self._settled.total()),
+            "prompt_tokens": int(self._tokens.total(kind="prompt")),
+            "completion_tokens": int(self._tokens.total(kind="completion")),
+            "cached_tokens": int(self._cached.total()),
+            "discarded_tokens": int(self._discarded.total()),
+            "cost_microusd": int(self._cost.total()),
             "sampled": _total(self._output, engine="embedded"),
             "prefill": _total(self._computed, engine="embedded", phase="prefill"),
         }
 
-    def _of_model(self, model: str) -> "_ModelSeries":
-        """Looked up once: finding a series by its labels costs more than counting in it."""
-        return _ModelSeries(
-            request_s=self._request_s.labels(model),
-            queue_s=self._queue_s.labels(model),
-            prefill_s=self._prefill_s.labels(model),
-            decode_s=self._decode_s.labels(model),
-            ttft_s=self._ttft_s.labels(model),
-            tpot_s=self._tpot_s.labels(model),
-            itl_s=self._itl_s.labels(model),
-            prompt=self._tokens.labels(model, "prompt"),
-            completion=self._tokens.labels(model, "completion"),
-            cached=self._cached.labels(model),
-            reasoning=self._reasoning.labels(model),
-            discarded=self._discarded.labels(model),
-            cost=self._cost.labels(model),
-            settled=self._settled.labels(model),
-            segments=tuple(self._segment_s.labels(model, segment) for segment in SEGMENTS),
-        )
+    def _times_of(self, model: str) -> _ModelTimes:
+        """Made when the model is first met; from then on all its series are shown."""
+        histograms = (self._request_s, self._queue_s, self._prefill_s, self._decode_s)
+        rest = (self._ttft_s, self._tpot_s, self._itl_s)
+        times = self._times[model] = _ModelTimes(*(one.of(model) for one in (*histograms, *rest)))
+        for counter in (self._cached, self._reasoning, self._discarded):
+            counter.add(0, model)
+        for segment in SEGMENTS:
+            self._segment_s.add(0, model, segment)
+        return times
 
     def _catch_up(self, counter: Counter, key: tuple[str, str], total: int) -> None:
         # a total below the last one comes from a process that began again at 0
@@ -284,22 +278,22 @@ class Metrics:
         self._http_s = self._histogram("hitsend_http_seconds", "HTTP answers, by route.", HTTP_S, label="route")
 
     def _define_requests(self) -> None:
-        self._finished = self._counter("hitsend_choices_finished", "Choices by finish reason.", "model", "reason")
+        self._finished = self._totals("hitsend_choices_finished", "Choices by finish reason.", "model", "reason")
         self._errors = self._counter("hitsend_request_errors", "Requests that ended in an error, by code.", "code")
-        self._judged = self._counter(
+        self._judged = self._totals(
             "hitsend_requests_judged", "Requests by objective: good, or the first that was missed.", "model", "outcome"
         )
         self._refused = self._counter("hitsend_limit_refusals", "Refusals by level and limit.", "level", "limit")
         self._cancelled = self._counter(
             "hitsend_requests_cancelled", "Requests cancelled, by the state they were in.", "during"
         )
-        self._tokens = self._counter("hitsend_tokens_billed", "Tokens in ledger rows.", "model", "kind")
-        self._cached = self._counter("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
-        self._reasoning = self._counter("hitsend_tokens_reasoning", "Completion tokens that were thoughts.", "model")
-        self._discarded = self._counter("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
-        self._cost = self._counter("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
-        self._settled = self._counter("hitsend_requests_settled", "Requests that ended in a ledger row.", "model")
-        self._http = self._counter("hitsend_http_requests", "HTTP answers.", "route", "code")
+        self._tokens = self._totals("hitsend_tokens_billed", "Tokens in ledger rows.", "model", "kind")
+        self._cached = self._totals("hitsend_tokens_cached", "Prompt tokens read from the prefix cache.", "model")
+        self._reasoning = self._totals("hitsend_tokens_reasoning", "Completion tokens that were thoughts.", "model")
+        self._discarded = self._totals("hitsend_tokens_discarded", "Tokens computed after an end, unbilled.", "model")
+        self._cost = self._totals("hitsend_cost_microusd", "Cost in ledger rows, in millionths of a USD.", "model")
+        self._settled = self._totals("hitsend_requests_settled", "Requests that ended in a ledger row.", "model")
+        self._http = self._totals("hitsend_http_requests", "HTTP answers.", "route", "code")
         self._holds_open = Gauge("hitsend_holds_open", "Holds without a row yet.", registry=self._registry)
         self._backlog = Gauge("hitsend_writes_waiting", "Database writes in the queue.", registry=self._registry)
         self._quota_up = Gauge("hitsend_quota_up", "1 when the limits' server answers.", registry=self._registry)
@@ -342,7 +336,7 @@ class Metrics:
 
     def _define_work(self) -> None:
         """What `hitsend diagnose` reckons with."""
-        self._segment_s = self._counter("hitsend_segment_seconds", "Where requests spent time.", "model", "segment")
+        self._segment_s = self._totals("hitsend_segment_seconds", "Where requests spent time.", "model", "segment")
         self._paused = self._gauge("hitsend_requests_paused", "Choices with cells whose client doesn't read.")
         self._threads = self._gauge("hitsend_engine_threads", "Threads that compute.")
         self._sequences = self._counter("hitsend_step_sequences", "Choices that took part in steps.", "engine")
@@ -369,8 +363,16 @@ class Metrics:
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...], *, label: Literal["model", "route"] = "model"
-    ) -> Histogram:
-        return Histogram(name, text, [label], buckets=buckets, registry=self._registry)
+    ) -> Histograms:
+        made = Histograms(name, text, label, buckets)
+        self._registry.register(made)
+        return made
+
+    def _totals(self, name: str, text: str, *labels: str) -> Totals:
+        """A counter that every request counts in."""
+        made = Totals(name, text, labels)
+        self._registry.register(made)
+        return made
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self._registry)
@@ -379,10 +381,9 @@ class Metrics:
         return Gauge(name, text, ["engine"], registry=self._registry)
 
 
-def _exemplar(request_id: str | None) -> dict[str, str] | None:
-    if request_id is None or len(request_id) > MAX_EXEMPLAR_CHARS:
-        return None
-    return {"request_id": request_id}
+def _shown(request_id: str | None) -> str | None:
+    """As an exemplar, if it may be one."""
+    return None if request_id is None or len(request_id) > MAX_EXEMPLAR_CHARS else request_id
 
 
 def _total(counter: Counter, **labels: str) -> int:

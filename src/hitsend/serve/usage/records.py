@@ -37,6 +37,8 @@ MAX_PENDING = 2000
 """Records waiting for the disk; beyond it they are dropped from disk (and counted), not from the ring."""
 PACKED_FROM_BYTES = 8192
 FLUSH_S = 0.2
+FLUSH_FROM = 16
+"""Records that are stored before that time is over: many at once would hold up the commit of a lone client's row."""
 PRUNE_S = 60.0
 PRUNE_ROWS = 1000
 """Rows deleted per transaction: a clean-up never holds up a settlement for long."""
@@ -66,6 +68,7 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = tuple(RECORDS.c[name] for name in RecordSummary.__struct_fields__)
+_STORED = (*RecordSummary.__struct_fields__, "body")
 _STANDING = tuple(RECORDS.c[name] for name in ("request_id", "key_id", "prompt_tokens", "completion_tokens"))
 
 
@@ -81,7 +84,8 @@ class RecordStore:
         self._ring_bytes = 0
         self._pending: list[tuple[RecordSummary, bytes]] = []
         self._task: asyncio.Task[None] | None = None
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
+        self._hurry = asyncio.Event()
         self._pruned_at: float | None = None
         self.num_dropped = 0
 
@@ -92,7 +96,8 @@ class RecordStore:
     async def stop(self) -> None:
         """Store what is pending, then end. Call before the writer stops. Safe to call twice."""
         if self._task is not None:
-            self._stopping.set()
+            self._is_stopping = True
+            self._hurry.set()
             await self._task
             self._task = None
         await self.flush()
@@ -113,6 +118,8 @@ class RecordStore:
             self._ring_bytes -= len(dropped)
         if len(self._pending) < MAX_PENDING:
             self._pending.append((summary, body))
+            if len(self._pending) == FLUSH_FROM:
+                self._hurry.set()
         else:
             self.num_dropped += 1
 
@@ -155,7 +162,7 @@ class RecordStore:
         if any(len(body) >= PACKED_FROM_BYTES for _, body in pending):
             pending = await asyncio.to_thread(_pack, pending)
         try:
-            await self._writer.submit_bulk(_store, pending, may_lag=True)
+            await self._writer.submit_bulk(_store, pending, may_lag=True, is_aside=True)
         except StorageFailed:
             self.num_dropped += len(pending)
             logger.warning("%d flight records could not be stored", len(pending))
@@ -179,9 +186,11 @@ class RecordStore:
             raise StorageFailed("stored records can't be read now", retry_after_s=1.0) from error
 
     async def _keep_storing(self) -> None:
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), FLUSH_S)
+                async with asyncio.timeout(FLUSH_S):
+                    await self._hurry.wait()
+            self._hurry.clear()
             await self.flush()
             now = self._clock.now()
             if self._pruned_at is None or now - self._pruned_at >= PRUNE_S:
@@ -213,11 +222,11 @@ def _store(connection: Connection, several: Sequence[list[tuple[RecordSummary, b
             connection.execute(delete(RECORDS).where(RECORDS.c.request_id == request_id))
         else:
             kept.add(request_id)
-    fresh = [msgspec.structs.asdict(summary) | {"body": body} for summary, body in newest.values()]
-    if kept:
-        fresh = [row for row in fresh if row["request_id"] not in kept]
+    fresh = [
+        (*msgspec.structs.astuple(summary), body) for summary, body in newest.values() if summary.request_id not in kept
+    ]
     if fresh:
-        insert_many(connection, RECORDS, fresh)
+        insert_many(connection, RECORDS, _STORED, fresh)
     return [None] * len(several)
 
 

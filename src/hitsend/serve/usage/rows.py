@@ -6,6 +6,7 @@ for its request, in the same transaction that removes its hold; every statement 
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
@@ -99,6 +100,9 @@ class LedgerRow(msgspec.Struct, frozen=True):
         return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
 
 
+SETTLED = (*LedgerRow.__struct_fields__, "settled_by")
+"""The columns of a row, in the order of its fields."""
+
 _CARRIED = (
     "request_id",
     "hold_id",
@@ -120,7 +124,37 @@ _CARRIED = (
 
 def day_of(instant: float) -> str:
     """The UTC day, as YYYY-MM-DD."""
-    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d")
+    return _day(int(instant) // 86_400)
+
+
+@lru_cache(maxsize=8)
+def _day(day: int) -> str:
+    return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
+
+
+HELD = (
+    "hold_id",
+    "request_id",
+    "key_id",
+    "key_name",
+    "user_name",
+    "app_name",
+    "org_name",
+    "model",
+    "engine",
+    "price_id",
+    "price_input_picousd",
+    "price_output_picousd",
+    "price_cached_input_picousd",
+    "input_tokens",
+    "output_tokens",
+    "held_microusd",
+    "created_at",
+    "neurons_micro",
+    "owner",
+    "lease_until",
+)
+"""The columns of a hold, in the order of `hold_values`, then who holds and until when."""
 
 
 def hold_values(hold: Hold) -> dict[str, Any]:
@@ -162,25 +196,51 @@ def ledger_row(held: Mapping[str, Any], usage: Usage, settled_at: float, **found
     )
 
 
+def row_of(hold: Hold, usage: Usage, settled_at: float, **found: Any) -> LedgerRow:
+    """The same for a hold that is at hand."""
+    request, caller, price = hold.request, hold.request.principal, hold.request.price
+    return LedgerRow(
+        request_id=request.request_id,
+        hold_id=hold.hold_id,
+        key_id=caller.key_id,
+        key_name=caller.name,
+        user_name=caller.user,
+        app_name=caller.app,
+        org_name=caller.org,
+        model=request.model,
+        engine=request.engine,
+        price_id=price.id,
+        price_input_picousd=price.input_picousd,
+        price_output_picousd=price.output_picousd,
+        price_cached_input_picousd=price.cached_input_picousd,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+        created_at=hold.created_at,
+        settled_at=settled_at,
+        day=day_of(settled_at),
+        **found,
+    )
+
+
 def _insert_unless(table: Table, columns: tuple[str, ...], taken: ColumnElement[bool]) -> Insert:
     """INSERT … SELECT :values WHERE NOT taken: one statement that any SQL database reads the same way."""
     values = [bindparam(f"v_{name}", type_=table.c[name].type).label(name) for name in columns]
     return insert(table).from_select(list(columns), select(*values).where(~taken))
 
 
-_HOLD_COLUMNS = (*_CARRIED, "owner", "lease_until", "input_tokens", "output_tokens", "held_microusd", "neurons_micro")
-_ROW_COLUMNS = (*LedgerRow.__struct_fields__, "settled_by")
 _THIS_REQUEST = bindparam("this_request", type_=LEDGER.c.request_id.type)
 _THIS_HOLD = bindparam("this_hold", type_=LEDGER.c.hold_id.type)
 
 _INSERT_HOLD = _insert_unless(
     HOLDS,
-    _HOLD_COLUMNS,
+    HELD,
     exists().where(LEDGER.c.request_id == _THIS_REQUEST) | exists().where(HOLDS.c.request_id == _THIS_REQUEST),
 )
 _INSERT_ROW = _insert_unless(
     LEDGER,
-    _ROW_COLUMNS,
+    SETTLED,
     exists().where(LEDGER.c.request_id == _THIS_REQUEST),
 )
 _HOLD_IS_THERE = select(HOLDS.c.hold_id).where(HOLDS.c.hold_id == _THIS_HOLD)
@@ -199,7 +259,7 @@ def insert_hold_now(
     if today is not None:
         return today
     values = hold_values(hold) | {"owner": owner, "lease_until": lease_until}
-    parameters = {f"v_{name}": values[name] for name in _HOLD_COLUMNS}
+    parameters = {f"v_{name}": values[name] for name in HELD}
     parameters["this_request"] = hold.request.request_id
     if connection.execute(_INSERT_HOLD, parameters, execution_options=_KEEP_COUNT).rowcount:
         return "taken"
