@@ -28,7 +28,7 @@ import psutil
 
 SLOTS, CONTEXT = 32, 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
-START_S, TUNE_S = 120, 3600
+START_S, TUNE_S = 300, 3600
 
 
 def bundled_gguf() -> str:
@@ -59,7 +59,7 @@ def hitsend(
 ) -> Iterator[tuple[str, str, int]]:
     """hitsend, with everything on that is on by default: ledger, record, metrics. Yields address, model, process id."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
+        port = free_port()
         words = [sys.executable, "-m", module, "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--set", f"engine.num_slots={SLOTS}", "--set", f"engine.context={CONTEXT}"]
         words += ["--set", f"engine.num_threads={threads}", "--set", "engine.alias=bench"]
@@ -67,7 +67,7 @@ def hitsend(
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_ready(url, start_s)
+            wait_ready(url, start_s)
             yield url, "bench", process.pid
         finally:
             process.terminate()
@@ -78,25 +78,27 @@ def hitsend(
 def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]:
     """hitsend with a settings file. Yields its address."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
+        port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--config", str(config), "--set", f"engine.num_threads={threads}"]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait_ready(f"http://127.0.0.1:{port}")
+            wait_ready(f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """On loopback, nobody's right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(url: str, start_s: int = START_S) -> None:
+def wait_ready(url: str, start_s: int = START_S) -> None:
+    """Until `/readyz` says so, or end the program."""
     for _ in range(start_s * 10):
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  # our own loopback server

@@ -28,7 +28,8 @@ from hitsend.serve.api.admin_books import DEFAULT_ROWS, MAX_ROWS, MAX_SEQ
 from hitsend.serve.api.batches import MAX_LISTED as MAX_BATCHES
 from hitsend.serve.api.batches import BatchBody
 from hitsend.serve.api.chat_request import ChatBody
-from hitsend.serve.api.chat_response import ChatCompletion, Chunk
+from hitsend.serve.api.chat_response import Chunk
+from hitsend.serve.api.chat_whole import ChatCompletion
 from hitsend.serve.api.completion_request import CompletionBody
 from hitsend.serve.api.completions import TextCompletion
 from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
