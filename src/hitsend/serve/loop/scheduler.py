@@ -83,9 +83,7 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
-    """Those that are late, and short, may have it all, as may all while somebody sits out for them, and the short ones
-    where decodes are too many to keep the target; the others what the pace allows, or a piece where no decode can keep
-    its targets any more."""
+    """All of it for late short ones, beside too many decodes, or where somebody sits out; else what the pace allows."""
     if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
         return
     head = roster.waiting.head(plan.at)
@@ -94,8 +92,7 @@ def pace_prompts(roster: Roster, plan: StepPlan) -> None:
         prompts.append(head)
     if not prompts:
         return
-    first = min(prompts, key=lambda each: roster.order(each, plan.at))
-    is_long = roster.is_long(first)
+    is_long = roster.is_long(min(prompts, key=lambda each: roster.order(each, plan.at)))
     tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=is_long)
     if not is_long and roster.pace.is_too_full(len(roster.running)):
         tokens = plan.tokens_left
