@@ -282,6 +282,7 @@ def test_the_page_is_whole_without_anything_from_elsewhere():
         "live",
         "money",
         "page",
+        "plan",
         "record",
         "route",
         "search",

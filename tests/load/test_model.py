@@ -1,5 +1,7 @@
 """Against the real server with the real model: lengths are exact, usage holds, hanging up cancels."""
 
+import asyncio
+import sys
 from functools import partial
 
 import pytest
@@ -10,6 +12,8 @@ from hitsend.load.result import Plan
 from hitsend.load.run import run
 from hitsend.load.target import Target
 from hitsend.load.workload import Shape
+from hitsend.plan.steps import read_calibration
+from hitsend.plan.timing import Work
 from tests.load.scripted import Quiet
 from tests.served import until
 
@@ -51,3 +55,28 @@ async def test_hanging_up_cancels_on_the_real_server(served):
         record = until(partial(served.record, sample.request_id), lambda found: found["ledger"] is not None)
         assert record["state"] == "cancelled"
         assert record["usage"]["completion_tokens"] < 200
+
+
+async def test_a_server_s_own_records_tell_what_its_steps_take(served, tmp_path):
+    plan = Plan(
+        targets=(Target("here", served.url),),
+        shape=Shape(fixed(40), fixed(30), turns=2),
+        concurrency=(2,),
+        requests=4,
+        warmup=0,
+        seed=700,
+    )
+    done = await run(plan, Quiet())
+    asked = {sample.request_id: sample for sample in done.targets[0].measured[0].samples}
+    assert sorted((one.conversation, one.turn) for one in asked.values()) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    file = tmp_path / "timing.json"
+    words = [sys.executable, "-m", "hitsend", "plan", "steps", "--url", served.url, "--newest", "4", "--out", str(file)]
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"off in the median" in told
+    found = read_calibration(file)
+    assert found.steps >= 30
+    assert found.room is not None
+    assert found.room.cells_per_slot == 1024
+    assert found.timing.step_s(Work(decodes=2, held=100)) > 0

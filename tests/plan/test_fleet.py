@@ -22,7 +22,7 @@ from hitsend.plan.fleet_text import fleet_document
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.simulate import simulate
 from hitsend.plan.speed import SpeedQuestion, plan_speed
-from hitsend.plan.timing import MeasuredTiming, PlannedTiming, fit_timing, read_timing
+from hitsend.plan.timing import MeasuredTiming, PlannedTiming, Work, fit_timing, read_timing
 from hitsend.plan.traffic import Arrival, Traffic, at_rate, make_arrivals, rate_of, read_trace
 from tests.plan.asked import FACTS, answer, known
 
@@ -60,7 +60,8 @@ def test_the_same_arrivals_give_the_same_figures():
 
 def test_a_shared_beginning_is_computed_once():
     arrivals = [Arrival(float(number), 40, 4, shared=30) for number in range(3)]
-    first, second, third = simulate(arrivals, TIMING, PLACE)
+    place = msgspec.structs.replace(PLACE, prefix_cache_bytes=1 << 20, prefix_step=10)
+    first, second, third = simulate(arrivals, TIMING, place)
     assert first.ttft_s == pytest.approx(0.050)
     assert second.ttft_s == pytest.approx(third.ttft_s or 0)
     assert (second.ttft_s or 0) < (first.ttft_s or 0) - 0.02
@@ -121,10 +122,11 @@ def test_a_planned_step_takes_what_the_plan_says():
         )
     )
     timing = PlannedTiming(plan)
-    step = timing.step_s(32, 64, 32 * 1250)
+    step = timing.step_s(Work(decodes=32, held=32 * 1250, pieces=1, prefill=64))
     assert step * 1e3 == pytest.approx(plan.tpot_ms.value, rel=0.1)
-    assert timing.step_s(33, 64, 33 * 1250) > step
-    assert PlannedTiming(plan, factor=2.0).step_s(1, 0, 100) == pytest.approx(2 * timing.step_s(1, 0, 100))
+    assert timing.step_s(Work(decodes=33, held=33 * 1250, pieces=1, prefill=64)) > step
+    alone = Work(decodes=1, held=100)
+    assert PlannedTiming(plan, factor=2.0).step_s(alone) == pytest.approx(2 * timing.step_s(alone))
 
 
 def test_rates_and_seeds():
@@ -161,8 +163,8 @@ def test_step_times_are_found_from_a_load_test():
         return Point(concurrency=running, input=100, output=50, cached=0, ttft_ms=ttft, tpot_ms=tpot)
 
     found = fit_timing([point(1), point(4), point(8)], 512)
-    assert found.step_s(1, 0, 0) == pytest.approx(0.007, rel=0.02)
-    assert found.step_s(0, 100, 0) == pytest.approx(0.204, rel=0.02)
+    assert found.step_s(Work(decodes=1)) == pytest.approx(0.007, rel=0.02)
+    assert found.step_s(Work(pieces=1, prefill=100)) == pytest.approx(0.204, rel=0.02)
     with pytest.raises(ConfigError, match="one request at a time"):
         fit_timing([point(4)], 512)
 

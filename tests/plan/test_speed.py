@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 
 import msgspec
@@ -50,6 +51,9 @@ def test_held_out_rows_are_planned_within_the_limits(measured):
     assert found["TPOT"].median <= 0.12
     assert found["TPOT, calibrated by one point"].median <= 0.08
     assert found["TTFT"].median <= 0.25
+    near = "calibrated by one within two octaves of its load"
+    assert found[f"TPOT, {near}"].median <= 0.08
+    assert found[f"TTFT, {near}"].median < 0.75 * found["TTFT"].median
     assert 0.7 <= coverage(measured, judged, speed_facts()) <= 0.9
 
 
@@ -226,3 +230,36 @@ def test_without_shapes_nothing_is_guessed():
     with pytest.raises(ConfigError, match="widths"):
         shape_of(msgspec.structs.replace(known("Llama-3.1-8B"), top=None), None)
     assert math.isfinite(plan_speed(ask("Llama-3.1-8B")).tpot_ms.high)
+
+
+BENCH = {
+    "mean_tpot_ms": 11.9, "mean_ttft_ms": 310.2, "completed": 200, "total_input_tokens": 204_800,
+    "total_output_tokens": 51_200, "duration": 41.2, "max_concurrency": 32, "request_rate": "inf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (BENCH | {"mean_tpot_ms": -5}, "> 0.0 - at `$.mean_tpot_ms`, it is -5"),
+        (BENCH | {"completed": 0}, "> 0.0 - at `$.completed`, it is 0"),
+        (BENCH | {"mean_ttft_ms": "x"}, "at `$.mean_ttft_ms`, it is x"),
+        (BENCH | {"max_concurrency": True}, "at `$.max_concurrency`, it is True"),
+        (BENCH | {"max_concurrency": None, "duration": None}, "max_concurrency and duration are missing"),
+        ({"kind": "hitsend.load", "targets": 3}, "at `$.targets`, it is 3"),
+        ({"kind": "hitsend.load", "targets": [{"levels": [{"tpot_ms": 5}]}]}, "at `$.targets[0].levels[0].tpot_ms`"),
+        ({"kind": "hitsend.load", "targets": []}, "no level in it has a time per token"),
+    ],
+)
+def test_a_calibration_that_can_t_be_one_is_named(tmp_path, document, said):
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_points(file)
+
+
+def test_without_a_limit_concurrency_is_little_s_law(tmp_path):
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(BENCH | {"max_concurrency": None}))
+    (point,) = read_points(file)
+    assert point.concurrency == pytest.approx(200 * (0.3102 + 0.0119 * 255) / 41.2)

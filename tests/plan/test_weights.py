@@ -153,6 +153,31 @@ def test_an_unknown_gguf_or_a_missing_key_is_named(tmp_path):
         find_checkpoint(str(tmp_path / "c.gguf"), FACTS)
 
 
+PLAIN = {
+    "block_count": 4, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2,
+    "context_length": 128, "feed_forward_length": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "said"),
+    [
+        ("llama", {"block_count": 0}, "block_count is 0, needed is more than the 0"),
+        ("llama", {"block_count": 2**31}, "at most 10,000"),
+        ("llama", {"embedding_length": 0}, "embedding_length is 0, needed is 1 or more"),
+        ("llama", {"attention.head_count": 0}, "head_count is 0, needed is 1 or more"),
+        ("llama", {"attention.head_count_kv": 3}, "head_count_kv is 3, which doesn't divide 4"),
+        ("qwen3moe", {"expert_count": 8, "expert_used_count": 99}, "expert_used_count is 99, there are 8"),
+        ("gemma4", {"attention.shared_kv_layers": 4}, "shared_kv_layers is 4, needed is fewer than 4"),
+        ("qwen35", HYBRID | {"nextn_predict_layers": 9}, "needed is more than the 9"),
+        ("qwen35", HYBRID | {"ssm.time_step_rank": 0}, "time_step_rank is 0"),
+    ],
+)
+def test_a_gguf_that_can_t_be_right_is_named(tmp_path, architecture, change, said):
+    with pytest.raises(ConfigError, match=said):
+        find_checkpoint(gguf(tmp_path / "a.gguf", architecture, PLAIN | change), FACTS)
+
+
 @pytest.mark.model
 def test_the_bundled_model_is_planned_as_the_engine_divides_it(tmp_path):
     from hitsend.gguf import read_header

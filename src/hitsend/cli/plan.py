@@ -15,6 +15,7 @@ from hitsend.cli import (
     plan_rent,
     plan_simulate,
     plan_speed,
+    plan_steps,
     plan_tokens,
     plan_train,
 )
@@ -30,6 +31,7 @@ app.command("check-speed")(plan_speed.check_speed)
 app.command("train")(plan_train.train)
 app.command("fleet")(plan_fleet.fleet)
 app.command("simulate")(plan_simulate.simulate_trace)
+app.command("steps")(plan_steps.steps)
 app.command("rent-or-buy")(plan_rent.rent_or_buy)
 app.command("cost")(plan_cost.cost)
 app.command("tokens")(plan_tokens.tokens)

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from hitsend.cli import CallFailed, options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.cli.plan_speed import as_ms
 from hitsend.plan.calibrate import factors_of, read_points
@@ -23,11 +24,14 @@ from hitsend.plan.hardware import find_gpu
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import Layout
 from hitsend.plan.speed import SpeedQuestion, plan_speed
+from hitsend.plan.steps import Calibration, read_calibration
 from hitsend.plan.timing import PlannedTiming, StepTiming, read_timing
 from hitsend.plan.traffic import Arrival, Traffic, make_arrivals, read_trace
 
 MAX_SLOTS, DEFAULT_SLOTS = 256, 8
 DRAWS = 3
+CACHED, BLOCK = 1 << 40, 16
+"""Where requests share something: prefixes are kept, and found by blocks of so many tokens, as vLLM does."""
 MEASURED_SPREAD = (0.9, 1.1)
 """Around step times that somebody typed in."""
 
@@ -47,9 +51,11 @@ def fleet(
     engine: Annotated[str, typer.Option("--engine", help="Whose step times.")] = "vllm",
     calibrate: Annotated[Path | None, typer.Option("--calibrate", metavar="FILE", help="As of plan speed.")] = None,
     timing: Annotated[
-        str | None, typer.Option("--timing", metavar="MS,MS,MS", help="A step, a prompt's token, an answer's token.")
+        str | None, typer.Option("--timing", metavar="FILE|MS,MS,MS", help="Of plan steps; or step, prompt, answer.")
     ] = None,
-    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Sequences at once on a replica.")] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once on a replica.")
+    ] = None,
     cells: Annotated[int | None, typer.Option("--cells", min=1, help="Tokens of cache on a replica.")] = None,
     step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Of one step.")] = 2048,
     input_tokens: Annotated[int, typer.Option("--input", help="Median prompt.")] = 1200,
@@ -74,11 +80,12 @@ def fleet(
     usd_per_gpu_hour: Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Default: dated prices.")] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Replicas and GPUs for a peak at a latency goal, one more for a failure, and how sure that is."""
     given = {name: value for name, value in locals().items() if name not in {"facts", "as_json"}}
     given |= {"slo_ttft": as_ms("--slo-ttft", slo_ttft), "slo_tpot": as_ms("--slo-tpot", slo_tpot)}
-    _show(_simulated(Given(**given), facts), peak_rps, as_json=as_json)
+    found = _simulated(Given(**given), facts)
+    return give(found, fleet_text(found, peak_rps), as_json=as_json)
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,12 +135,10 @@ def _simulated(given: Given, facts: Path | None) -> dict[str, Any]:
     return fleet_document(plan_fleet(_question(given, facts), simulate))
 
 
-def _show(found: dict[str, Any], peak_rps: float, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    print(f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}")
-    print("\n".join(f"  {line}" for line in found["explain"]))
+def fleet_text(found: dict[str, Any], peak_rps: float) -> list[str]:
+    """The same document for a reader."""
+    head = f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}"
+    return [head, *(f"  {line}" for line in found["explain"])]
 
 
 def _question(given: Given, facts: Path | None) -> FleetQuestion:
@@ -169,9 +174,13 @@ def _longest(draws: tuple[tuple[Arrival, ...], ...]) -> int:
     return max(one.input + one.output for draw in draws for one in draw)
 
 
-def _place(given: Given, slots: int, cells: int, longest: int) -> Place:
+def _place(given: Given, draws: tuple[tuple[Arrival, ...], ...], slots: int, cells: int) -> Place:
+    longest = _longest(draws)
     cells = min(cells, slots * longest)
+    has_cache = any(one.shared or one.repeated for draw in draws for one in draw)
     return Place(
+        prefix_cache_bytes=CACHED if has_cache else 0,
+        prefix_step=BLOCK,
         slots=slots,
         cells_per_slot=longest,
         cells=cells,
@@ -185,10 +194,12 @@ def _measured(given: Given, draws: tuple[tuple[Arrival, ...], ...]) -> System:
     """Step times that somebody measured."""
     if given.model is not None or given.calibrate is not None:
         raise CallFailed("--timing, or --model with --gpu: one of them")
-    middle = read_timing(given.timing or "")
-    slots, longest = given.slots or DEFAULT_SLOTS, _longest(draws)
+    text = given.timing or ""
+    found = read_calibration(Path(text)) if "," not in text else Calibration(timing=read_timing(text))
+    middle = found.timing
+    slots = given.slots or (found.room.slots if found.room else DEFAULT_SLOTS)
     return System(
-        place=_place(given, slots, given.cells or slots * longest, longest),
+        place=_place(given, draws, slots, given.cells or slots * _longest(draws)),
         times=(middle, middle.stretched(MEASURED_SPREAD[0]), middle.stretched(MEASURED_SPREAD[1])),
         usd_per_gpu_hour=given.usd_per_gpu_hour,
     )
@@ -213,12 +224,12 @@ def _planned(given: Given, draws: tuple[tuple[Arrival, ...], ...], known: Facts)
     )
     factors = None if given.calibrate is None else factors_of(question, read_points(given.calibrate))
     plan = plan_speed(question, factors)
-    held, longest = int(plan.capacity * (entry + leave)), _longest(draws)
+    held = int(plan.capacity * (entry + leave))
     low, high = (bound / plan.tpot_ms.value for bound in (plan.tpot_ms.low, plan.tpot_ms.high))
     rent = cheapest_rental(question.gpu, known)
     price = given.usd_per_gpu_hour
     return System(
-        place=_place(given, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held, longest),
+        place=_place(given, draws, given.slots or max(1, min(MAX_SLOTS, int(plan.capacity))), given.cells or held),
         times=(
             PlannedTiming(plan, factors),
             PlannedTiming(plan, factors, factor=low),

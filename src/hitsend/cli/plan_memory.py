@@ -11,6 +11,9 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.cli.plan_answer import Answer, give
+from hitsend.cli.plan_process import process_memory, process_text
+from hitsend.core.errors import ConfigError
 from hitsend.plan.explain import GIB, document
 from hitsend.plan.facts import load_facts
 from hitsend.plan.hardware import find_gpu
@@ -18,6 +21,8 @@ from hitsend.plan.logs import compare_logs, read_logs, scores
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.sizes import Ranks
+
+MAX_GIB = 1_000_000
 
 FactsFile = Annotated[
     Path | None, typer.Option("--facts", metavar="FILE", help="Your own models, GPUs and prices (JSON or TOML).")
@@ -32,6 +37,8 @@ def memory(
     tp: Annotated[int, typer.Option("--tp", help="Tensor parallel ranks.")] = 1,
     pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 1,
     dcp: Annotated[int, typer.Option("--dcp", help="Decode context parallel ranks (latent attention).")] = 1,
+    dp: Annotated[int, typer.Option("--dp", help="Groups of tensor ranks, each with its own sequences.")] = 1,
+    ep: Annotated[bool, typer.Option("--ep", help="Whole experts on each rank, not a part of each expert.")] = False,
     weights: Annotated[str | None, typer.Option("--weights", help="bf16, fp8, int4, nvfp4, gguf:Q4_K_M …")] = None,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="bf16, fp8, nvfp4, q8_0, q4_0 …")] = "auto",
     max_model_len: Annotated[
@@ -49,29 +56,38 @@ def memory(
     ] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
-    plan = plan_memory(
-        MemoryQuestion(
-            checkpoint=find_checkpoint(model, known),
-            engine=engine,
-            engine_version=engine_version,
-            gpu=None if gpu is None else find_gpu(gpu, known),
-            ranks=Ranks(tp, pp, dcp),
-            weights=weights,
-            kv_dtype=kv_dtype,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=utilization,
-            prefix_caching=prefix_caching,
-            drafts=mtp,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            available_kv_bytes=None if available_kv_gib is None else int(available_kv_gib * GIB),
-        )
+    question = MemoryQuestion(
+        checkpoint=find_checkpoint(model, known),
+        engine=engine,
+        engine_version=engine_version,
+        gpu=None if gpu is None else find_gpu(gpu, known),
+        ranks=Ranks(tp, pp, dcp, dp, ep),
+        weights=weights,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=utilization,
+        prefix_caching=prefix_caching,
+        drafts=mtp,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        available_kv_bytes=_available_bytes(available_kv_gib),
     )
-    found = document(plan)
-    print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
+    found = document(plan_memory(question))
+    if engine == "hitsend" and gpu is None:
+        found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
+    return give(found, memory_text(found), as_json=as_json)
+
+
+def _available_bytes(gib: float | None) -> int | None:
+    """Raises ConfigError."""
+    if gib is None:
+        return None
+    if not 0 < gib <= MAX_GIB:
+        raise ConfigError(f"--available-kv-gib is {gib}, needed is above 0 and at most {MAX_GIB:,}")
+    return max(1, int(gib * GIB))
 
 
 def memory_text(found: dict[str, Any]) -> list[str]:
@@ -93,7 +109,7 @@ def memory_text(found: dict[str, Any]) -> list[str]:
     ]
     if fits:
         lines.append(f"  would fit: {', '.join(fits)}")
-    return lines
+    return lines + [f"  {line}" for line in process_text(found["process"])] if found.get("process") else lines
 
 
 def check_logs(

@@ -2,7 +2,7 @@
 
 Enters: a trace, step times or a load test that they are fitted to, slots and cells. Leaves: throughput, TTFT and TPOT.
 Always true: the same trace goes into `hitsend load --trace FILE --replay 1`, so that both can be held against each
-other. Next: `plan_fleet.py`.
+other. Next: `plan_steps.py`.
 """
 
 import statistics
@@ -15,19 +15,29 @@ import typer
 from hitsend.cli import CallFailed, options
 from hitsend.plan.calibrate import read_points
 from hitsend.plan.fleet import Place, Served, nearest
+from hitsend.plan.steps import Calibration, Room, read_calibration
 from hitsend.plan.timing import fit_timing, read_timing
-from hitsend.plan.traffic import read_trace
+from hitsend.plan.traffic import Arrival, read_trace
+
+SLOTS, CACHE_BYTES = 8, 512 << 20
 
 
 def simulate_trace(
     trace: Annotated[Path, typer.Option("--trace", metavar="FILE", help="JSON Lines, with at_s.")],
     timing: Annotated[
-        str | None, typer.Option("--timing", metavar="MS,MS,MS", help="A step, a prompt's token, an answer's token.")
+        str | None,
+        typer.Option(
+            "--timing", metavar="FILE|MS,MS,MS", help="What plan steps wrote; or a step, a prompt's token, an answer's."
+        ),
     ] = None,
     calibrate: Annotated[
         Path | None, typer.Option("--calibrate", metavar="FILE", help="hitsend load --json with --concurrency 1,4.")
     ] = None,
-    slots: Annotated[int, typer.Option("--slots", min=1, help="Sequences at once.")] = 8,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", min=1, max=4096, help="Closed loop: so many at once; at_s is nothing."),
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=1, max=4096, help="Sequences at once.")] = None,
     cells: Annotated[int | None, typer.Option("--cells", min=1, help="Tokens of cache; default: enough.")] = None,
     step_tokens: Annotated[int, typer.Option("--step-tokens", min=1, help="Of one step.")] = 512,
     as_json: options.Json = False,
@@ -36,14 +46,45 @@ def simulate_trace(
     # the planner's other commands start without the loop and numpy
     from hitsend.plan.simulate import simulate  # noqa: PLC0415
 
+    found = _calibration(timing, calibrate, step_tokens)
+    arrivals = read_trace(trace, is_timed=concurrency is None)
+    place = _place(found.room, arrivals, (slots, cells, step_tokens))
+    served = simulate(arrivals, found.timing, place, concurrency=concurrency, answers=found.answers, edge=found.edge)
+    _show(trace_document(served) | {"timing": msgspec.to_builtins(found.timing)}, found, as_json=as_json)
+
+
+def _calibration(timing: str | None, calibrate: Path | None, step_tokens: int) -> Calibration:
     if (timing is None) == (calibrate is None):
         raise CallFailed("--timing or --calibrate: one of them")
-    times = read_timing(timing) if timing else fit_timing(read_points(calibrate or Path()), step_tokens)
-    arrivals = read_trace(trace)
+    if calibrate is not None:
+        return Calibration(timing=fit_timing(read_points(calibrate), step_tokens))
+    text = timing or ""
+    return read_calibration(Path(text)) if "," not in text else Calibration(timing=read_timing(text))
+
+
+def _place(room: Room | None, arrivals: list[Arrival], asked: tuple[int | None, int | None, int]) -> Place:
+    """The room that was asked for, then the one that was seen, then enough."""
+    slots, cells, step_tokens = asked
     longest = max(one.input + one.output for one in arrivals)
-    room = min(cells or slots * longest, slots * longest)
-    place = Place(slots=slots, cells_per_slot=longest, cells=room, step_tokens=step_tokens)
-    found = trace_document(simulate(arrivals, times, place)) | {"timing": msgspec.to_builtins(times)}
+    many = slots or (room.slots if room else SLOTS)
+    each = room.cells_per_slot if room else longest
+    whole = cells or (room.cells if room and slots is None else many * each)
+    if longest > min(each, whole):
+        raise CallFailed(
+            f"--trace: the longest request has {longest:,} tokens, a sequence can have {min(each, whole):,}"
+        )
+    has_cache = room is not None or any(one.shared or one.repeated for one in arrivals)
+    return Place(
+        slots=many,
+        cells_per_slot=each,
+        cells=min(whole, many * each),
+        step_tokens=step_tokens,
+        prefix_cache_bytes=CACHE_BYTES if has_cache else 0,
+        drafts=room is not None and room.drafts,
+    )
+
+
+def _show(found: dict[str, Any], calibration: Calibration, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
@@ -52,8 +93,12 @@ def simulate_trace(
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         told = ", ".join(f"{key} {value:,.1f}" for key, value in (found[name] or {}).items())
         print(f"  {name.replace('_', ' ')}: {told or 'none'}")
+    if found["cached_tokens_mean"]:
+        print(f"  from the prefix cache: {found['cached_tokens_mean']:,.1f} tokens of a prompt")
+    times = calibration.timing
     parts = f"{times.step_ms:.3f} ms + {times.prefill_ms:.3f} a prompt's token + {times.decode_ms:.3f} an answer's"
-    print(f"  step times: {parts}")
+    fitted = f", fitted to {calibration.steps:,} steps, {calibration.error:.1%} off" if calibration.steps else ""
+    print(f"  step times: {parts}{fitted}")
 
 
 def trace_document(served: list[Served]) -> dict[str, Any]:
@@ -66,6 +111,7 @@ def trace_document(served: list[Served]) -> dict[str, Any]:
         "wall_s": wall,
         "requests_per_s": len(whole) / wall,
         "output_tokens_per_s": sum(one.tokens for one in whole) / wall,
+        "cached_tokens_mean": statistics.mean(one.cached for one in whole) if whole else 0.0,
         "ttft_ms": _spread([one.ttft_s for one in whole]),
         "tpot_ms": _spread([one.tpot_s for one in whole]),
         "e2e_ms": _spread([one.ended_s - one.at_s for one in whole]),

@@ -247,6 +247,7 @@ class _Run:
             self._arrivals,
             number=number,
             turn=self._ask.turn,
+            conversation=self._ask.conversation,
             error=self._error,
             detail=self._detail,
             status=self.status,

@@ -16,6 +16,7 @@ COLUMNS = (
     *("target", "mode", "concurrency", "rate_per_s", "round", "number", "turn", "outcome", "error", "status"),
     *("finish_reason", "intended_s", "sent_s", "done_s", "ttft_ms", "ttft_sent_ms", "tpot_ms", "e2e_ms", "e2e_sent_ms"),
     *("asked_input", "input_tokens", "cached_tokens", "asked_output", "output_tokens", "pieces", "request_id"),
+    "conversation",
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -47,6 +48,7 @@ def _cells(target: str, level: Level, sample: Sample) -> Iterator[Any]:
     for value in (target, *load, *how, *when, *took, *asked, sample.output_tokens, len(sample.arrivals_s)):
         yield _cell(value)
     yield _cell(sample.request_id)
+    yield _cell(sample.conversation)
 
 
 def _cell(value: Any) -> Any:

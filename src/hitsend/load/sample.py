@@ -26,6 +26,7 @@ class Sample(msgspec.Struct, frozen=True):
     arrivals_s: "array[float]"
     number: int = 0
     turn: int = 1
+    conversation: int = 0
     error: str | None = None
     detail: str = ""
     status: int | None = None

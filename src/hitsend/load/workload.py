@@ -63,6 +63,7 @@ class Ask(msgspec.Struct, frozen=True):
     output_tokens: int | None
     turn: int = 1
     cut_after: int | None = None
+    conversation: int = 0
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -97,6 +98,7 @@ class Conversation:
     def __init__(self, workload: Workload, stage: str, number: int, recorded: Recorded | None) -> None:
         self._workload = workload
         self._recorded = recorded
+        self._number = number
         self._parts = (workload.seed, stage, number)
         self._chance = dice(*self._parts)
         self._messages: list[dict[str, Any]] = []
@@ -116,7 +118,7 @@ class Conversation:
         tokens = asked or shape.input.draw(self._chance)
         output = allowed or shape.output.draw(self._chance)
         body, expected = self._completion(tokens) if self._is_completion() else self._chat(answer, tokens)
-        return Ask(body, expected, output, self._turn, self._cut(output))
+        return Ask(body, expected, output, self._turn, self._cut(output), self._number)
 
     def _is_completion(self) -> bool:
         return self._workload.endpoint == "completions"
@@ -155,7 +157,7 @@ class Conversation:
         body = dict(recorded.body or {})
         output = body.get("max_completion_tokens") or body.get("max_tokens")
         allowed = output if isinstance(output, int) else None
-        return Ask(body, None, allowed, 1, self._cut(allowed or 16))
+        return Ask(body, None, allowed, 1, self._cut(allowed or 16), self._number)
 
     def _cut(self, output: int) -> int | None:
         chance = dice(*self._parts, self._turn, "cut")  # of its own: what is cut doesn't hang on what is said

@@ -6,11 +6,13 @@ rest stays as it was; no term falls below a fifth; what is left holds near the m
 where requests queued don't count. Next: `compare.py`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.speed import Factors, Near, SpeedPlan, SpeedQuestion, plan_speed
@@ -30,6 +32,47 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
 
 
+_Above = Annotated[float, Meta(gt=0)]
+
+
+class _Spread(msgspec.Struct, frozen=True):
+    p50: _Above
+
+
+class _Level(msgspec.Struct, frozen=True):
+    tpot_ms: _Spread | None = None
+    ttft_ms: _Spread | None = None
+    in_flight_mean: Annotated[float, Meta(ge=0)] | None = None
+    concurrency: _Above | None = None
+    input_tokens_mean: Annotated[float, Meta(ge=0)] | None = None
+    output_tokens_mean: Annotated[float, Meta(ge=0)] | None = None
+    cached_tokens_mean: Annotated[float, Meta(ge=0)] | None = None
+    is_growing: bool = False
+
+
+class _Target(msgspec.Struct, frozen=True):
+    levels: tuple[_Level, ...] = ()
+
+
+class _LoadTest(msgspec.Struct, frozen=True):
+    targets: tuple[_Target, ...] = ()
+
+
+class _Bench(msgspec.Struct, frozen=True):
+    """vLLM's own names (`vllm bench serve --save-result`)."""
+
+    mean_tpot_ms: _Above
+    mean_ttft_ms: _Above
+    completed: _Above
+    total_input_tokens: _Above
+    total_output_tokens: _Above
+    duration: _Above | None = None
+    max_concurrency: _Above | None = None
+
+
+T = TypeVar("T")
+
+
 def read_points(path: Path) -> list[Point]:
     """Raises ConfigError where it is neither document, or nothing in it was measured."""
     try:
@@ -39,9 +82,11 @@ def read_points(path: Path) -> list[Point]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if isinstance(told, dict) and told.get("kind") == "hitsend.load":
-        found = [point for level in _levels(told) if (point := _of_level(level)) is not None]
+        # the first target's
+        levels = next((target.levels for target in _typed(told, _LoadTest, path).targets), ())
+        found = [point for level in levels if (point := _of_level(level)) is not None]
     elif isinstance(told, dict) and "mean_tpot_ms" in told:
-        found = [_of_bench(told, path)]
+        found = [_of_bench(_typed(told, _Bench, path), path)]
     else:
         raise ConfigError(f"--calibrate {path}: needed is a `hitsend load --json` document or a vLLM benchmark's JSON")
     if not found:
@@ -49,47 +94,45 @@ def read_points(path: Path) -> list[Point]:
     return found
 
 
-def _levels(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The first target's."""
-    targets = told.get("targets") or [{}]
-    return targets[0].get("levels") or []
+def _typed(told: Any, kind: type[T], path: Path) -> T:
+    """Raises ConfigError with the field, what is needed and what is there."""
+    try:
+        return msgspec.convert(told, kind)
+    except msgspec.ValidationError as error:
+        field = re.search(r"`\$\.(\w+)`", str(error))
+        value = f", it is {str(told.get(field[1]))[:40]}" if field else ""
+        raise ConfigError(f"--calibrate {path}: {error}{value}") from None
 
 
-def _of_level(level: Mapping[str, Any]) -> Point | None:
-    tpot, ttft = level.get("tpot_ms"), level.get("ttft_ms")
-    running = level.get("in_flight_mean") or level.get("concurrency")
-    sizes = level.get("input_tokens_mean"), level.get("output_tokens_mean")
-    if not tpot or not running or None in sizes:
+def _of_level(level: _Level) -> Point | None:
+    running = level.in_flight_mean or level.concurrency
+    if level.tpot_ms is None or not running or level.input_tokens_mean is None or level.output_tokens_mean is None:
         return None
     return Point(
-        concurrency=max(1.0, float(running)),
-        input=max(1.0, float(sizes[0] or 1)),
-        output=max(1.0, float(sizes[1] or 1)),
-        cached=float(level.get("cached_tokens_mean") or 0),
+        concurrency=max(1.0, running),
+        input=max(1.0, level.input_tokens_mean),
+        output=max(1.0, level.output_tokens_mean),
+        cached=level.cached_tokens_mean or 0.0,
         # an open loop that piles up measures its queue
-        ttft_ms=None if ttft is None or level.get("is_growing") else float(ttft["p50"]),
-        tpot_ms=float(tpot["p50"]),
+        ttft_ms=None if level.ttft_ms is None or level.is_growing else level.ttft_ms.p50,
+        tpot_ms=level.tpot_ms.p50,
     )
 
 
-def _of_bench(told: Mapping[str, Any], path: Path) -> Point:
-    try:
-        completed = float(told["completed"])
-        output = float(told["total_output_tokens"]) / completed
-        tpot, ttft = float(told["mean_tpot_ms"]), float(told["mean_ttft_ms"])
-        running = told.get("max_concurrency")
-        # without a limit: Little's law over what was measured
-        busy_s = completed * (ttft + tpot * (output - 1)) / 1e3
-        return Point(
-            concurrency=max(1.0, float(running or busy_s / float(told["duration"]))),
-            input=float(told["total_input_tokens"]) / completed,
-            output=output,
-            cached=0.0,
-            ttft_ms=ttft,
-            tpot_ms=tpot,
-        )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as missing:
-        raise ConfigError(f"--calibrate {path}: the benchmark's JSON lacks or breaks {missing}") from None
+def _of_bench(told: _Bench, path: Path) -> Point:
+    output = told.total_output_tokens / told.completed
+    if told.max_concurrency is None and told.duration is None:
+        raise ConfigError(f"--calibrate {path}: max_concurrency and duration are missing, one of them is needed")
+    # without a limit: Little's law over what was measured
+    busy_s = told.completed * (told.mean_ttft_ms + told.mean_tpot_ms * max(0.0, output - 1)) / 1e3
+    return Point(
+        concurrency=max(1.0, told.max_concurrency or busy_s / (told.duration or 1.0)),
+        input=max(1.0, told.total_input_tokens / told.completed),
+        output=max(1.0, output),
+        cached=0.0,
+        ttft_ms=told.mean_ttft_ms,
+        tpot_ms=told.mean_tpot_ms,
+    )
 
 
 def moved(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan import matrices
+from hitsend.plan import gemma, matrices
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
 from hitsend.plan.families import FAMILIES, Family
 from hitsend.plan.keys import Keys
@@ -38,7 +38,7 @@ def checkpoint_of(
         vocab=keys.maybe("vocab_size") or None,
         context=keys.maybe("max_position_embeddings") or None,
         top=_top(keys, family),
-        intermediate=keys.maybe("intermediate_size", "moe_intermediate_size", "ffn_dim") or None,
+        intermediate=_widest(keys),
         experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
         expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
         weights=weights_of(config),
@@ -48,9 +48,13 @@ def checkpoint_of(
 
 def weights_of(config: Mapping[str, Any]) -> str | None:
     """What the config says the weights are quantised to; None: 16 bit. Raises ConfigError for an unknown method."""
-    quantised = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    quantised = config.get("quantization_config") or inner.get("quantization_config")
     if not quantised:
         return None
+    if not isinstance(quantised, Mapping):
+        raise ConfigError(f"quantization_config is {str(quantised)[:40]}, needed is an object")
     text = str(quantised).lower()
     method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "").lower()
     if "mxfp4" in method:
@@ -92,10 +96,11 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
         params += matrices.mamba(hidden, state) if state.kind == "mamba2" else matrices.delta_net(hidden, state)
     if family.is_one_mixer_per_block:
         params += _experts(keys, family, hidden) if kind == "moe" else Params()
-        params += Params(mlp=_width(keys, "intermediate_size", hidden, family)) if kind == "mlp" else Params()
+        params += Params(mlp=_width(keys, ("intermediate_size", index), hidden, family)) if kind == "mlp" else Params()
         params += Params(norms=hidden)
     else:
-        params += _feed_forward(keys, family, index, hidden) + Params(norms=family.norms_per_layer * hidden)
+        params += _feed_forward(keys, family, index, hidden, is_shared=is_shared)
+        params += Params(norms=family.norms_per_layer * hidden) + gemma.layer_params(keys, hidden)
     return Layer(kv=kv, state=state, shares_kv=is_shared, params=params)
 
 
@@ -110,6 +115,10 @@ def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
         or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
         or keys.number("num_key_value_heads")
     )
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{keys.source}: num_key_value_heads is {kv_heads}, which doesn't divide the {heads} attention heads"
+        )
     dim = keys.maybe("global_head_dim") if is_global else 0
     dim = dim or keys.maybe("head_dim", "attention_head_dim") or family.head_dim or 0
     if not dim:
@@ -180,18 +189,26 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     )
 
 
-def _feed_forward(keys: Keys, family: Family, index: int, hidden: int) -> Params:
-    if not _is_sparse(keys, index):
-        return Params(mlp=_width(keys, family.dense_width, hidden, family))
-    both = Params(mlp=_width(keys, family.dense_width, hidden, family)) if family.has_mlp_beside_experts else Params()
-    return both + _experts(keys, family, hidden)
+def _feed_forward(keys: Keys, family: Family, index: int, hidden: int, *, is_shared: bool) -> Params:
+    is_sparse = _is_sparse(keys, index)
+    dense = Params()
+    if not is_sparse or family.has_mlp_beside_experts:
+        dense = Params(mlp=_width(keys, (family.dense_width, index), hidden, family, is_shared=is_shared))
+    return dense + _experts(keys, family, hidden) if is_sparse else dense
 
 
-def _width(keys: Keys, key: str, hidden: int, family: Family) -> int:
-    width = keys.number(key, "intermediate_size", "ffn_dim")
+def _width(keys: Keys, where: tuple[str, int], hidden: int, family: Family, *, is_shared: bool = False) -> int:
+    width = gemma.mlp_width(keys, *where, is_shared=is_shared)
     if family.is_gated_mlp:
         return matrices.gated_mlp(hidden, width)
     return matrices.plain_mlp(hidden, width) + (hidden + width if family.has_mlp_bias else 0)
+
+
+def _widest(keys: Keys) -> int | None:
+    value = keys.find("intermediate_size")
+    if isinstance(value, list):
+        return max((width for width in value if isinstance(width, int)), default=0) or None
+    return keys.maybe("intermediate_size", "moe_intermediate_size", "ffn_dim") or None
 
 
 def num_experts(keys: Keys) -> int:
@@ -202,14 +219,28 @@ def num_experts(keys: Keys) -> int:
 def _is_sparse(keys: Keys, index: int) -> bool:
     if not num_experts(keys) or index < keys.maybe("first_k_dense_replace"):
         return False
-    if index in (keys.find("mlp_only_layers") or ()):
+    if index in keys.whole_numbers("mlp_only_layers"):
         return False
+    if keys.find("moe_layer_freq") is not None:
+        return _is_in_turn(keys, index)
     step = keys.maybe("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq_step", default=1)
     return (index + 1) % max(1, step) == 0
 
 
+def _is_in_turn(keys: Keys, index: int) -> bool:
+    """`moe_layer_freq`: a list with 1 for each layer that has experts, or every so-many-th layer from the first on."""
+    if not isinstance(keys.find("moe_layer_freq"), list):
+        return index % keys.number("moe_layer_freq") == 0
+    told = keys.whole_numbers("moe_layer_freq")
+    if len(told) != keys.number("num_hidden_layers", "n_layer"):
+        raise ConfigError(f"{keys.source}: moe_layer_freq has {len(told)} entries, needed is one per layer")
+    return bool(told[index])
+
+
 def _experts(keys: Keys, family: Family, hidden: int) -> Params:
     count, active = num_experts(keys), keys.number("num_experts_per_tok", "top_k_experts", "moe_topk")
+    if active > count:
+        raise ConfigError(f"{keys.source}: num_experts_per_tok is {active}, there are {count} experts")
     width = keys.number("moe_intermediate_size", "intermediate_size")
     # LatentMoE: the experts work in a smaller space, one projection down and one up for all of them
     latent = keys.maybe("moe_latent_size")
@@ -218,7 +249,8 @@ def _experts(keys: Keys, family: Family, hidden: int) -> Params:
     each += (2 * width + hidden) if family.has_expert_bias else 0
     shared_width = (
         keys.maybe("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
-        or keys.maybe("n_shared_experts", "num_shared_experts", default=family.shared_experts) * width
+        or keys.maybe("n_shared_experts", "num_shared_experts", "num_shared_expert", default=family.shared_experts)
+        * width
     )
     shared = (matrices.gated_mlp if family.is_gated_mlp else matrices.plain_mlp)(hidden, shared_width)
     shared += hidden if family.has_shared_gate and shared_width else 0
@@ -235,14 +267,13 @@ def _top(keys: Keys, family: Family) -> Params | None:
         return None
     hidden, vocab = keys.number("hidden_size"), keys.number("vocab_size")
     positions = (keys.number("max_position_embeddings") + 2) * hidden if family.has_learned_positions else 0
-    # Gemma's small models look up one more short vector per layer
-    each = keys.maybe("hidden_size_per_layer_input") * keys.maybe("vocab_size_per_layer_input")
-    return Params(
-        embedding=vocab * hidden + positions + each * keys.number("num_hidden_layers", "n_layer"),
+    own = Params(
+        embedding=vocab * hidden + positions,
         head=0 if keys.flag("tie_word_embeddings", default=family.is_tied_by_default) else vocab * hidden,
         norms=hidden * family.final_norms,
         other=keys.maybe("vision_params") or _vision(keys),
     )
+    return own + gemma.top_params(keys, hidden, keys.number("num_hidden_layers", "n_layer"))
 
 
 def _vision(keys: Keys) -> int:
@@ -256,7 +287,7 @@ def _vision(keys: Keys) -> int:
         tower.get("depth") or tower.get("num_hidden_layers"),
         tower.get("intermediate_size"),
     ]
-    hidden, depth, width = (size if isinstance(size, int) else 0 for size in sizes)
+    hidden, depth, width = (max(0, size) if isinstance(size, int) else 0 for size in sizes)
     return depth * (4 * hidden * hidden + 2 * hidden * width)
 
 

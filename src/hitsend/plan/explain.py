@@ -38,6 +38,8 @@ def explain(plan: MemoryPlan) -> list[str]:
     context = question.checkpoint.context
     if context is not None and plan.max_model_len > context:
         lines.append(f"length: {plan.max_model_len:,} tokens are more than the model's own context of {context:,}")
+    if question.ranks.dp > 1 or question.ranks.ep:
+        lines.append(_groups_line(plan))
     if plan.num_stages > 1:
         lines.append(f"pipeline: the tightest of {plan.num_stages} stages holds {stage.num_layers} layers")
     if stage.available_bytes is not None:
@@ -67,7 +69,20 @@ def _weights_line(plan: MemoryPlan) -> str:
         f"weights: {rank}: {params.total:,} parameters ({params.active:,} active) in {plan.weights}, {each}{rest}: "
         f"embedding {params.embedding:,}, attention {params.attention:,}, recurrent {params.recurrent:,}, "
         f"MLP {params.mlp + params.shared_experts:,}, experts {params.routed_experts:,}, head {params.head:,}"
+        + (f", towers and tables that are only looked up {params.other:,}" if params.other else "")
     )
+
+
+def _groups_line(plan: MemoryPlan) -> str:
+    """How groups of ranks divide the model, and what they hold together."""
+    ranks, params = plan.question.ranks, plan.question.checkpoint.params
+    count = ranks.tp * ranks.dp
+    told = f"data parallel: {ranks.dp} groups of {ranks.tp} GPUs, each with its own sequences and cache"
+    if params is not None and params.routed_experts:
+        how = "whole experts" if ranks.ep else "by width"
+        told += f"; experts are divided over all {count} ({how}), the rest is in every group"
+    concurrency = plan.stage.max_concurrency
+    return told if concurrency is None else f"{told}; together {float(concurrency * ranks.dp):,.2f} sequences at once"
 
 
 def _kv_lines(plan: MemoryPlan) -> list[str]:
@@ -237,7 +252,12 @@ def _longest(question: MemoryQuestion, length: int) -> int | None:
 
 def _smallest_tp(question: MemoryQuestion) -> int | None:
     ranks = question.ranks
-    return next((tp for tp in _TP_TRIES if _fits(msgspec.structs.replace(question, ranks=Ranks(tp, ranks.pp)))), None)
+    return next((tp for tp in _TP_TRIES if _fits(msgspec.structs.replace(question, ranks=with_tp(ranks, tp)))), None)
+
+
+def with_tp(ranks: Ranks, tp: int) -> Ranks:
+    """The same groups and stages of other tensor ranks."""
+    return msgspec.structs.replace(ranks, tp=tp, dcp=1)
 
 
 def _lighter(question: MemoryQuestion) -> str | None:
@@ -265,6 +285,10 @@ def document(plan: MemoryPlan) -> dict[str, Any]:
         "kv_pool_bytes": None if stage.available_bytes is None else max(0, stage.available_bytes),
         "kv_pool_tokens": plan.pool_tokens,
         "max_concurrency": None if stage.max_concurrency is None else round(float(stage.max_concurrency), 4),
+        "max_concurrency_whole": None
+        if stage.max_concurrency is None
+        else round(float(stage.max_concurrency * question.ranks.dp), 4),
+        "gpus": question.ranks.tp * question.ranks.pp * question.ranks.dp,
         "fits": plan.fits,
         "blocks": None if stage.blocks is None else _blocks_document(stage.blocks),
         "breaks_first": advice.breaks_first,

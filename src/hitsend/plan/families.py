@@ -50,6 +50,7 @@ _GEMMA = Family(has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sl
 _GEMMA_FOUR = Family(
     has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, has_mlp_beside_experts=True
 )
+_GEMMA_THREE_N = Family(has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=5, head_dim=256)
 _LATENT = Family(is_latent=True)
 _LATENT_BIASED = Family(is_latent=True, has_router_bias=True)
 
@@ -82,6 +83,8 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(norms_per_layer=4, is_tied_by_default=True, sliding_pattern=2, head_dim=256),
     "gemma3": _GEMMA,
     "gemma3_text": _GEMMA,
+    "gemma3n": _GEMMA_THREE_N,
+    "gemma3n_text": _GEMMA_THREE_N,
     "gemma4": _GEMMA_FOUR,
     "gemma4_text": _GEMMA_FOUR,
     "gpt_oss": Family(
@@ -117,6 +120,8 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family(is_latent=True),
     "sarvam_mla": _LATENT,
     "nemotron_h": Family(is_one_mixer_per_block=True, is_gated_mlp=False),
+    "bamba": Family(),
+    "hunyuan": Family(has_qk_norm=True, is_tied_by_default=True),
     "granitemoehybrid": Family(dense_width="shared_intermediate_size"),
     "cohere": Family(norms_per_layer=1, is_tied_by_default=True),
     "cohere2": Family(norms_per_layer=1, is_tied_by_default=True, sliding_pattern=4),

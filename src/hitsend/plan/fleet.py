@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.timing import StepTiming
+from hitsend.plan.timing import StepTiming, Work
 from hitsend.plan.traffic import Arrival, at_rate
 
 COUNTED = (0.4, 0.8)
@@ -27,6 +27,8 @@ SEARCH_STEPS = 5
 SLOWEST_PER_S = 1 / 3600
 NEAR = 1.25
 """How far another draw's limit may lie before the search starts wider."""
+MOST, MOST_DOUBLINGS = 1e9, 64.0
+"""Bounds of what can be asked; traffic that doubles so often while a replica starts can't be served by starting it."""
 CURVE = (0.25, 0.5, 0.75, 1.0, 1.25)
 
 
@@ -41,6 +43,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tpot_target_s: float = 0.1
     ttft_target_s: float = 2.0
     """What the scheduler paces its steps by (`serve/loop/pace.py`): set to the goal, as an operator would."""
+    prefix_cache_bytes: int = 0
+    """Of saved prefixes; 0: none is ever used again."""
+    prefix_step: int = 64
+    kv_bytes_per_token: int = 1
+    drafts: bool = False
+    """Whether answers are guessed ahead from their own text."""
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -51,6 +59,7 @@ class Served(msgspec.Struct, frozen=True):
     tpot_s: float | None
     tokens: int
     ended_s: float
+    cached: int = 0
 
 
 Simulate = Callable[[Sequence[Arrival], StepTiming, Place], list[Served]]
@@ -118,10 +127,17 @@ class FleetQuestion(msgspec.Struct, frozen=True, kw_only=True):
             ("--doubling", self.doubling_s),
             ("--safety", self.safety),
         ):
-            if not value > 0:
-                raise ConfigError(f"{name} is {value}, needed is above 0")
-        if self.cold_start_s < 0 or not 0 <= self.idle_hours_per_day <= 24:
-            raise ConfigError("--cold-start must be 0 or more, --idle-hours 0 to 24")
+            if not 0 < value <= MOST:
+                raise ConfigError(f"{name} is {value}, needed is above 0 and at most {MOST:g}")
+        for name, value, most in (
+            ("--cold-start", self.cold_start_s, MOST_DOUBLINGS * self.doubling_s),
+            ("--idle-hours", self.idle_hours_per_day, 24.0),
+        ):
+            if not 0 <= value <= most:
+                raise ConfigError(f"{name} is {value}, needed is 0 to {most:g}")
+        price = self.usd_per_gpu_hour
+        if price is not None and not 0 <= price <= MOST:
+            raise ConfigError(f"--usd-per-gpu-hour is {price}, needed is 0 to {MOST:g}")
         longest = max(one.input + one.output for draw in self.draws for one in draw)
         if longest > self.place.cells_per_slot or longest > self.place.cells:
             raise ConfigError(f"the longest request has {longest:,} tokens, a replica's cache {self.place.cells:,}")
@@ -225,7 +241,8 @@ def _busy_s(draw: Sequence[Arrival], timing: StepTiming) -> float:
     """One average request alone: where the search begins."""
     entry = statistics.mean(one.input for one in draw)
     leave = statistics.mean(one.output for one in draw)
-    return timing.step_s(0, round(entry), 0) + leave * timing.step_s(1, 0, round(entry + leave / 2))
+    alone = Work(decodes=1, held=round(entry + leave / 2))
+    return timing.step_s(Work(pieces=1, prefill=round(entry))) + leave * timing.step_s(alone)
 
 
 def level(

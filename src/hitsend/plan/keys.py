@@ -16,7 +16,11 @@ class Keys:
     """A config, its text part flattened over it: multimodal checkpoints keep the language model in `text_config`."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
-        inner = config.get("text_config") or config.get("llm_config") or config.get("language_config") or {}
+        names = ("text_config", "llm_config", "language_config")
+        name = next((name for name in names if config.get(name)), names[0])
+        inner = config.get(name) or {}
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"{source}: {name} is {str(inner)[:40]}, needed is an object")
         self.values: dict[str, Any] = {**config, **inner}
         self.source = source
         outer_type = config.get("model_type")
@@ -57,6 +61,16 @@ class Keys:
         if not isinstance(value, bool):
             raise ConfigError(f"{self.source}: {names[0]} is {value!r}, needed is true or false")
         return value
+
+    def whole_numbers(self, name: str) -> list[int]:
+        """A list of whole numbers from 0, or an empty one. Raises ConfigError."""
+        value = self.find(name)
+        if value is None:
+            return []
+        is_list = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+        if not is_list or min(value, default=0) < 0:
+            raise ConfigError(f"{self.source}: {name} is {str(value)[:40]}, needed is a list of whole numbers from 0")
+        return list(value)
 
     def words(self, *names: str) -> list[str]:
         """A list of words, or an empty one. Raises ConfigError."""

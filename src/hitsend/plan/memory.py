@@ -30,6 +30,7 @@ from hitsend.plan.overhead import (
 from hitsend.plan.sizes import Ranks, is_llama, kv_bytes_per_token, stages, state_bytes, weights_bytes
 from hitsend.plan.versions import has_new_log, has_window_groups
 
+MAX_TOKENS, MAX_DRAFTS = 10**9, 64
 ENGINES = ("vllm", "sglang", "llama.cpp", "hitsend")
 DEFAULT_UTILIZATION = {"vllm": 0.9, "sglang": 0.88, "llama.cpp": 1.0, "hitsend": 1.0}
 """vLLM's documented default; SGLang's static fraction depends on the GPU and is near this; the others take all."""
@@ -155,15 +156,22 @@ def _check(question: MemoryQuestion) -> None:
     use = question.gpu_memory_utilization
     if use is not None and not 0 < use <= 1:
         raise ConfigError(f"--gpu-memory-utilization is {use}, needed is above 0 and at most 1")
-    for name, value in (
-        ("--max-model-len", question.max_model_len),
-        ("--max-num-batched-tokens", question.max_num_batched_tokens),
-        ("--available-kv-gib", question.available_kv_bytes),
+    for name, value, most in (
+        ("--max-model-len", question.max_model_len, MAX_TOKENS),
+        ("--max-num-batched-tokens", question.max_num_batched_tokens, MAX_TOKENS),
+        ("--max-num-seqs", question.max_num_seqs, MAX_TOKENS),
+        ("--available-kv-gib", question.available_kv_bytes, 2**60),
     ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}, needed is above 0")
-    if question.drafts < 0:
-        raise ConfigError(f"--mtp is {question.drafts}, needed is 0 or more")
+        if value is not None and not 1 <= value <= most:
+            raise ConfigError(f"{name} is {value}, needed is 1 to {most:,}")
+    if not 0 <= question.drafts <= MAX_DRAFTS:
+        raise ConfigError(f"--mtp is {question.drafts}, needed is 0 to {MAX_DRAFTS}")
+    is_latent = any(layer.kv is not None and layer.kv.latent_dim for layer in question.checkpoint.layers)
+    if question.ranks.dcp > 1 and not is_latent:
+        raise ConfigError(f"--dcp is {question.ranks.dcp}: {question.checkpoint.name} has no latent cache to divide")
+    params = question.checkpoint.params
+    if question.ranks.ep and (params is None or not params.routed_experts):
+        raise ConfigError(f"--ep: {question.checkpoint.name} has no experts that could be divided")
     heads = next((layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None), 0)
     if heads and heads % question.ranks.tp and not is_llama(question.engine):
         raise ConfigError(f"--tp is {question.ranks.tp}, which doesn't divide the model's {heads} attention heads")
@@ -216,10 +224,10 @@ def _weights(asked: MemoryQuestion, form: WeightFormat, layers: range) -> Fracti
     model = asked.checkpoint
     if asked.weights_bytes is not None:
         return Fraction(asked.weights_bytes)
-    counted = weights_bytes(model, form, layers, asked.ranks.tp, drafts=asked.drafts)
+    counted = weights_bytes(model, form, layers, asked.ranks, drafts=asked.drafts)
     if model.file_bytes is None or asked.weights is not None or counted is None:
         return counted
-    whole = weights_bytes(model, form, range(len(model.layers)), 1, drafts=asked.drafts)
+    whole = weights_bytes(model, form, range(len(model.layers)), Ranks(), drafts=asked.drafts)
     return counted * model.file_bytes / whole if whole else counted
 
 

@@ -69,7 +69,7 @@ def shape_of(model: Checkpoint, weights: str | None) -> Shape:
         moe_layers=sum(1 for layer in model.layers if layer.params is not None and layer.params.routed_experts),
         recurrent_layers=sum(1 for layer in model.layers if layer.state is not None),
         hidden=model.hidden,
-        shared_bytes=float(params_bytes(read, form, 1)),
+        shared_bytes=float(params_bytes(read, form, Ranks())),
         routed_bytes=float(params.routed_experts * form.bytes_per_param),
         share_of_experts=params.active_experts / params.routed_experts if params.routed_experts else 0.0,
         experts_per_token=model.experts_per_token,

@@ -1,153 +1,151 @@
 """hitsend's own scheduler on a clock that only counts: what becomes of requests, without a model.
 
 Enters: arrivals, how long steps take, slots and cells. Leaves: one `Served` per request. Always true: the scheduler is
-`serve/loop/` itself, through `Loop`, `LoopLimits` and `Decoder` and nothing else, so what changes there changes here;
-no wall clock and no randomness: the same arrivals give the same figures. The one module of the planner that may
-import the loop (pyproject.toml says so); it and numpy are loaded only where something is simulated. Next: `fleet.py`.
+`serve/loop/` itself, with its prefix cache and its drafts, through `Loop`, `LoopLimits`, `Speculator` and `Decoder` and
+nothing else, so what changes there changes here; no wall clock and no chance: the same arrivals give the same figures.
+With `timed_decoder.py` the part of the planner that may import the loop (pyproject.toml says so); both and numpy are
+loaded only where something is simulated. Next: `fleet.py`.
 """
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from hitsend.core.request import SamplingParams
 from hitsend.plan.fleet import Place, Served
-from hitsend.plan.timing import StepTiming
+from hitsend.plan.steps import Answers, Edge
+from hitsend.plan.timed_decoder import PLAIN, VOCAB, CountedClock, TimedDecoder, answer
+from hitsend.plan.timing import StepTiming, Work
 from hitsend.plan.traffic import Arrival
-from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Done, Report, StepReport, Submit
 from hitsend.serve.loop.roster import LoopLimits
+from hitsend.serve.loop.speculate import KnownCosts
 from hitsend.serve.loop.step import Loop
+from hitsend.serve.loop.verify import PromptLookup, Speculator
 
-VOCAB = 64
 HEADER_TOKENS = 6
-"""Tokens that make a prompt unlike any other: a base-62 number."""
+"""Tokens that make a prompt unlike any other: a number in plain tokens."""
+TRIED = 7
+"""Tokens more, by which the engine finds at its start what a token more costs (`serve/engine/speculating.py`)."""
 _SAMPLING = SamplingParams(temperature=0.0)
+WARM_SIZES, WARM_INPUT, WARM_OUTPUT = (1, 4, 8), 96, 24
+"""Requests at once before the first arrival: a server that just started doesn't know what its steps cost, and paces
+prompts otherwise than one that has worked."""
+DEADLINE_S = 120.0
+"""Of waiting for a place; whoever waits longer is refused, and counts as missed."""
 
 
-class CountedClock:
-    """Seconds that pass when somebody says so."""
+def simulate(
+    arrivals: Sequence[Arrival],
+    timing: StepTiming,
+    place: Place,
+    *,
+    concurrency: int | None = None,
+    answers: Answers | None = None,
+    edge: Edge | None = None,
+    usual: StepTiming | None = None,
+) -> list[Served]:
+    """One replica, all arrivals, to the end; in their order.
 
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def now(self) -> float:
-        """Seconds since the start."""
-        return self._now
-
-    def wall(self) -> float:
-        """The same: nothing here is shown to people."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Let them pass."""
-        self._now += seconds
-
-
-class TimedDecoder:
-    """A decoder whose steps only take time. The shared beginning of prompts costs time once."""
-
-    def __init__(self, clock: CountedClock, timing: StepTiming, place: Place, *, shared: int) -> None:
-        self.vocab_size = VOCAB
-        self.num_slots = place.slots
-        self.cells_per_slot = place.cells_per_slot
-        self.num_cells = place.cells
-        self.max_batch_tokens = place.step_tokens
-        self.end_token_ids: frozenset[int] = frozenset()
-        self.adapter_names: frozenset[str] = frozenset()
-        self.can_go_back = True
-        self.token_bytes = tuple(bytes([token]) for token in range(VOCAB))
-        self._clock, self._timing = clock, timing
-        self._shared, self._has_shared = shared, False
-        self._held = np.zeros(place.slots, dtype=np.int64)
-
-    def decode(self, batch: Batch) -> NDArray[np.float32]:
-        """Let the step's time pass. A slot with one token has a sequence that decodes, or a prompt's last piece."""
-        counts = np.bincount(batch.slots, minlength=self.num_slots)
-        single = counts == 1
-        decodes = int(single.sum())
-        computed = ~single[batch.slots]
-        if self._has_shared and self._shared:
-            computed &= batch.positions >= self._shared
-        context = int(self._held[single].sum())
-        self._clock.advance(self._timing.step_s(decodes, int(computed.sum()), context))
-        np.maximum.at(self._held, batch.slots, batch.positions + 1)
-        self._has_shared = self._has_shared or bool((batch.positions >= self._shared).any())
-        return np.zeros((int(batch.wants_logits.sum()), VOCAB), dtype=np.float32)
-
-    def release(self, slot: int) -> None:
-        """Forget what it holds."""
-        self._held[slot] = 0
-
-    def move(self, source: int, target: int) -> None:
-        """The length is all there is."""
-        self._held[target], self._held[source] = self._held[source], 0
-
-    def copy(self, source: int, target: int) -> None:
-        """The length is all there is."""
-        self._held[target] = self._held[source]
-
-    def truncate(self, slot: int, num_tokens: int) -> bool:
-        """Always possible."""
-        self._held[slot] = min(int(self._held[slot]), num_tokens)
-        return True
-
-    def save(self, slot: int) -> NDArray[np.uint8]:
-        """The length, as bytes."""
-        return np.frombuffer(int(self._held[slot]).to_bytes(8, "little"), dtype=np.uint8).copy()
-
-    def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
-        """What `save` gave."""
-        self._held[slot] = int.from_bytes(saved.tobytes(), "little")
-
-
-def simulate(arrivals: Sequence[Arrival], timing: StepTiming, place: Place) -> list[Served]:
-    """One replica, all arrivals, to the end. In the order of arrival."""
-    return _Run(arrivals, timing, place).served()
+    `concurrency`: a closed loop, in which so many clients take one conversation (or lone request) after the other,
+    whatever their `at_s`. `usual`: what steps took before, if that was something else.
+    """
+    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()))
+    run.warm_up(usual or timing)
+    run.all(concurrency)
+    return run.served()
 
 
 class _Run:
-    def __init__(self, arrivals: Sequence[Arrival], timing: StepTiming, place: Place) -> None:
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        timing: StepTiming,
+        place: Place,
+        around: tuple[Answers, Edge],
+    ) -> None:
         self._clock = CountedClock()
-        shared = max((one.shared for one in arrivals), default=0)
-        decoder = TimedDecoder(self._clock, timing, place, shared=shared)
-        limits = LoopLimits(
-            step_tokens=place.step_tokens,
-            max_waiting=place.max_waiting,
-            tpot_target_s=place.tpot_target_s,
-            ttft_target_s=place.ttft_target_s,
-        )
-        self._loop = Loop(decoder, limits, self._clock)
-        self._arrivals = arrivals
-        self._first: dict[str, float] = {}
-        self._done: dict[str, Done] = {}
+        self._timing = timing
+        self._zero_s = 0.0
+        self._decoder = TimedDecoder(self._clock, timing, place)
+        self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(timing, place))
+        self._arrivals, self._place, self._between_s = arrivals, place, getattr(timing, "between_ms", 0.0) / 1e3
+        self._answers, self._edge = around
+        self._sent_s = [0.0] * len(arrivals)
+        self._first: dict[int, float] = {}
+        self._done: dict[int, Done] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._due: list[tuple[float, int]] = []
+        self._edge_free_s = 0.0
+        self._follows, firsts = _turns(arrivals)
+        self._waiting: Iterator[int] = iter(firsts)
+        self._is_closed = False
+
+    def warm_up(self, usual: StepTiming) -> None:
+        """Steps before anything counts."""
+        self._decoder.timing = usual
+        most = self._place.cells_per_slot
+        entry, leave = max(1, min(WARM_INPUT, most // 4)), max(1, min(WARM_OUTPUT, most // 4))
+        for at_once in WARM_SIZES:
+            for number in range(min(at_once, self._place.slots)):
+                prompt = (1,) * (entry - 1) + (PLAIN + number,)
+                self._decoder.expect(PLAIN + number, entry, self._says(leave, -1 - number))
+                self._loop.handle(Submit(f"warm {number}", prompt, _SAMPLING, (1,), leave, deadline_s=DEADLINE_S))
+            while self._loop.has_work:
+                self._loop.step()
+        self._decoder.timing = self._timing
+        self._zero_s = self._clock.now()
+
+    def all(self, concurrency: int | None) -> None:
+        """Every request, to its end."""
+        self._is_closed = concurrency is not None
+        firsts = self._waiting if concurrency is None else islice(self._waiting, concurrency)
+        for number in firsts:
+            self._send(number, self._zero_s + (0.0 if self._is_closed else self._arrivals[number].at_s))
         self._run()
 
     def served(self) -> list[Served]:
         """What became of each."""
+        after_s, zero_s = self._edge.after_ms / 1e3, self._zero_s
         found = []
-        for number, one in enumerate(self._arrivals):
-            done, first = self._done[str(number)], self._first.get(str(number))
+        for number, sent_s in enumerate(self._sent_s):
+            done, first = self._done[number], self._first.get(number)
             if done.code is not None or first is None:
-                found.append(Served(one.at_s, None, None, 0, done.at))
+                found.append(Served(sent_s - zero_s, None, None, 0, done.at - zero_s))
                 continue
             tokens = done.num_output_tokens
             tpot = (done.at - first) / (tokens - 1) if tokens > 1 else None
-            found.append(Served(one.at_s, first - one.at_s, tpot, tokens, done.at))
+            ended_s, cached = done.at + after_s - zero_s, done.num_cached_tokens
+            found.append(Served(sent_s - zero_s, first + after_s - sent_s, tpot, tokens, ended_s, cached))
         return found
 
+    def _send(self, number: int, at_s: float) -> None:
+        """The client sends it."""
+        self._sent_s[number] = at_s
+        heapq.heappush(self._due, (at_s + self._edge.before_ms / 1e3, number))
+
+    def _let_in(self, now: float) -> None:
+        """The edge brings one after the other."""
+        while self._due and self._due[0][0] <= now:
+            due_s, number = heapq.heappop(self._due)
+            at_s = max(due_s, self._edge_free_s)
+            if at_s > now:
+                heapq.heappush(self._due, (at_s, number))
+                continue
+            self._edge_free_s = at_s + self._edge.each_ms / 1e3
+            self._submit(number)
+
     def _run(self) -> None:
-        number = 0
         while len(self._done) < len(self._arrivals):
             now = self._clock.now()
-            while number < len(self._arrivals) and self._arrivals[number].at_s <= now:
-                self._loop.handle(_submit(number, self._arrivals[number]))
-                number += 1
+            self._let_in(now)
             if self._loop.has_work:
-                self._take(self._loop.step())
-            elif number < len(self._arrivals):
-                self._clock.advance(self._arrivals[number].at_s - now)
+                reports = self._loop.step()
+                self._take(reports)
+                if any(isinstance(report, StepReport) for report in reports):
+                    self._clock.advance(self._between_s)
+            elif self._due:
+                self._clock.advance(self._due[0][0] - now)
             else:
                 # somebody waits for a deadline
                 self._clock.advance(1.0)
@@ -155,27 +153,85 @@ class _Run:
     def _take(self, reports: Iterable[Report]) -> None:
         for report in reports:
             if isinstance(report, Done):
-                self._done[report.request_id] = report
+                self._end(report)
             elif isinstance(report, StepReport):
                 for row in report.rows:
                     if row.sampled:
-                        self._first.setdefault(row.request_id, report.ended_at)
+                        self._first.setdefault(int(row.request_id), report.ended_at)
                 for done in report.done:
-                    self._done[done.request_id] = done
+                    self._end(done)
+
+    def _end(self, done: Done) -> None:
+        """Its client goes on: with the next turn, or with somebody else's first."""
+        number = int(done.request_id)
+        self._done[number] = done
+        following = self._follows.get(number)
+        if following is None and self._is_closed:
+            following = next(self._waiting, None)
+        if following is not None:
+            self._send(following, done.at + self._edge.after_ms / 1e3)
+
+    def _says(self, tokens: int, seed: int) -> list[int]:
+        """What matters of an answer's tokens is whether they could have been guessed."""
+        return answer(tokens, self._answers, seed) if self._place.drafts else [0] * tokens
+
+    def _submit(self, number: int) -> None:
+        one = self._arrivals[number]
+        code = PLAIN + number % (VOCAB - PLAIN)
+        before = self._known.get(one.conversation or "", ())[: one.repeated]
+        prompt = _prompt(number, one, before, code)
+        says = self._says(one.output, number)
+        self._decoder.expect(code, len(prompt), says)
+        if one.conversation is not None:
+            self._known[one.conversation] = (*prompt, *says)
+        salt = "everybody" if self._place.prefix_cache_bytes else None
+        self._loop.handle(
+            Submit(str(number), prompt, _SAMPLING, (1,), one.output, deadline_s=DEADLINE_S, cache_salt=salt)
+        )
 
 
-def _submit(number: int, one: Arrival) -> Submit:
-    return Submit(str(number), _prompt(number, one), _SAMPLING, (1,), one.output, deadline_s=DEADLINE_S)
+def _limits(place: Place) -> LoopLimits:
+    return LoopLimits(
+        step_tokens=place.step_tokens,
+        max_waiting=place.max_waiting,
+        tpot_target_s=place.tpot_target_s,
+        ttft_target_s=place.ttft_target_s,
+        prefix_cache_bytes=place.prefix_cache_bytes,
+        prefix_step=place.prefix_step,
+    )
 
 
-DEADLINE_S = 120.0
-"""Of waiting for a place; whoever waits longer is refused, and counts as missed."""
+def _speculator(timing: StepTiming, place: Place) -> Speculator | None:
+    """As the engine makes it at its start."""
+    if not place.drafts:
+        return None
+    one, more = (timing.step_s(Work(decodes=1, drafted=drafted)) for drafted in (0, TRIED))
+    token_s = max(0.0, more - one) / TRIED
+    return Speculator(PromptLookup(), alone=KnownCosts(max(0.0, one - token_s), token_s))
 
 
-def _prompt(number: int, one: Arrival) -> tuple[int, ...]:
-    """What all share, then a number of its own, then filling."""
+def _turns(arrivals: Sequence[Arrival]) -> tuple[dict[int, int], list[int]]:
+    """Which request follows which, and those that follow none."""
+    follows: dict[int, int] = {}
+    last: dict[str, int] = {}
+    firsts = []
+    for number, one in enumerate(arrivals):
+        name = one.conversation
+        if name is not None and name in last:
+            follows[last[name]] = number
+        else:
+            firsts.append(number)
+        if name is not None:
+            last[name] = number
+    return follows, firsts
+
+
+def _prompt(number: int, one: Arrival, before: tuple[int, ...], code: int) -> tuple[int, ...]:
+    """What all share, or what was said before; then a number of its own, filling, and whose answer follows."""
     header = []
     for _ in range(HEADER_TOKENS):
-        number, digit = divmod(number, VOCAB - 2)
+        number, digit = divmod(number, PLAIN - 2)
         header.append(digit + 2)
-    return ((1,) * one.shared + tuple(header) + (1,) * one.input)[: one.input]
+    begin = before or (1,) * one.shared
+    filled = (*begin, *header, *(1,) * one.input)
+    return (*filled[: one.input - 1], code)

@@ -15,20 +15,28 @@ from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLay
 from hitsend.plan.formats import FP8_DS_MLA_BYTES, INDEXER_SCALE_BYTES, WeightFormat, kv_bytes
 
 F16_BYTES, F32_BYTES = 2, 4
+MAX_RANKS = 4096
 
 
 class Ranks(msgspec.Struct, frozen=True):
-    """How the model is divided: tensor parallel, pipeline stages, decode context parallel (latent caches only)."""
+    """How the model is divided: tensor parallel, pipeline stages, decode context parallel (latent caches only).
+
+    `dp`: so many groups of tensor ranks, each with its own sequences; what isn't an expert is there once per group, and
+    experts are divided over all `tp * dp` ranks: by width, or with `ep` whole ones (vLLM's documentation, "Data
+    parallel deployment" and "Expert parallel deployment"; SGLang's DP attention divides alike).
+    """
 
     tp: int = 1
     pp: int = 1
     dcp: int = 1
+    dp: int = 1
+    ep: bool = False
 
     def check(self) -> None:
         """Raises ConfigError for counts below 1, or a decode context that isn't a part of the tensor ranks."""
-        for name, value in (("--tp", self.tp), ("--pp", self.pp), ("--dcp", self.dcp)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}, needed is 1 or more")
+        for name, value in (("--tp", self.tp), ("--pp", self.pp), ("--dcp", self.dcp), ("--dp", self.dp)):
+            if not 1 <= value <= MAX_RANKS:
+                raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_RANKS:,}")
         if self.tp % self.dcp:
             raise ConfigError(f"--dcp is {self.dcp}, which doesn't divide --tp {self.tp}")
 
@@ -109,10 +117,17 @@ def stages(num_layers: int, pp: int) -> list[range]:
     return found
 
 
-def params_bytes(params: Params, form: WeightFormat, tp: int) -> Fraction:
+def expert_share(ranks: Ranks, experts: int) -> Fraction:
+    """Of a layer's routed experts, on the rank that has most: 1 / (TP * DP), or ceil(E / (TP * DP)) of E whole ones."""
+    count = ranks.tp * ranks.dp
+    return Fraction(-(-experts // count), experts) if ranks.ep and experts else Fraction(1, count)
+
+
+def params_bytes(params: Params, form: WeightFormat, ranks: Ranks, experts: int = 0) -> Fraction:
     """One rank's share: matrices are divided by TP but for those that every rank needs whole; norms and routers are
     whole everywhere and 16 bit; embedding and head stay 16 bit unless the format is for everything, recurrent layers
     where the format's usual makers leave them out."""
+    tp = ranks.tp
     quantised = form.bytes_per_param
     plain = quantised if form.is_everything else Fraction(2)
     matrix = Fraction(2) if form.is_experts_only else quantised
@@ -121,7 +136,7 @@ def params_bytes(params: Params, form: WeightFormat, tp: int) -> Fraction:
         divided * matrix / tp
         + params.recurrent * (Fraction(2) if form.leaves_recurrent or form.is_experts_only else quantised) / tp
         + params.replicated * matrix
-        + params.routed_experts * quantised / tp
+        + params.routed_experts * quantised * expert_share(ranks, experts)
         + (params.embedding + params.head) * plain / tp
         + (params.router + params.norms) * 2
         + Fraction(params.other * 2, tp)
@@ -136,8 +151,13 @@ def copied_heads_bytes(kv: KvLayer | None, hidden: int, form: WeightFormat, tp: 
     return hidden * (kv.key_dim + kv.value_dim) * extra * (2 if form.is_experts_only else form.bytes_per_param)
 
 
+def num_experts(checkpoint: Checkpoint, params: Params) -> int:
+    """Routed experts of a layer, from how many of them one token uses; 0 without."""
+    return checkpoint.experts_per_token * params.routed_experts // params.active_experts if params.active_experts else 0
+
+
 def weights_bytes(
-    checkpoint: Checkpoint, form: WeightFormat, layers: range, tp: int, *, drafts: int
+    checkpoint: Checkpoint, form: WeightFormat, layers: range, ranks: Ranks, *, drafts: int
 ) -> Fraction | None:
     """One rank of one pipeline stage. The first stage holds the embedding, the last the head; speculation layers are
     loaded only with speculation. None where the shapes aren't known."""
@@ -146,15 +166,15 @@ def weights_bytes(
     top, total = checkpoint.top, Fraction(0)
     is_first, is_last = layers.start == 0, layers.stop == len(checkpoint.layers)
     if is_first:
-        total += params_bytes(Params(embedding=top.embedding, other=top.other), form, tp)
+        total += params_bytes(Params(embedding=top.embedding, other=top.other, mlp=top.mlp), form, ranks)
     if is_last:
         # a tied head is the embedding once more where it isn't on the same rank
         head = top.head or (0 if is_first else top.embedding)
-        total += params_bytes(Params(head=head, norms=top.norms), form, tp)
+        total += params_bytes(Params(head=head, norms=top.norms), form, ranks)
     own = [checkpoint.layers[index] for index in layers]
     for layer, count in Counter([*own, *(checkpoint.mtp_layers if drafts and is_last else ())]).items():
         if layer.params is None:
             return None
-        total += params_bytes(layer.params.times(count), form, tp)
-        total += count * copied_heads_bytes(layer.kv, checkpoint.hidden, form, tp)
+        total += params_bytes(layer.params.times(count), form, ranks, num_experts(checkpoint, layer.params))
+        total += count * copied_heads_bytes(layer.kv, checkpoint.hidden, form, ranks.tp)
     return total

@@ -16,7 +16,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.facts import Gpu
-from hitsend.plan.memory import MemoryQuestion, plan_memory
+from hitsend.plan.memory import MAX_DRAFTS, MAX_TOKENS, MemoryQuestion, plan_memory
 from hitsend.plan.overhead import default_batch_tokens, estimate_overhead
 from hitsend.plan.roofline import (
     Layout,
@@ -34,6 +34,9 @@ from hitsend.plan.terms import Load, System, first_token_terms, step_terms
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
 """How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
+
+TPOT_FADE, TTFT_FADE = 0.25, 0.85
+"""What is left, an octave of load away, of an error that terms don't explain. Chosen on the half that is fitted to."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -98,10 +101,10 @@ class Near(msgspec.Struct, frozen=True, kw_only=True):
     tpot: float
     ttft: float | None
 
-    def weight(self, batch: float, entry: float, leave: float) -> float:
-        """1 for the same load, a quarter for each octave between: what terms don't explain holds nearby only."""
+    def octaves(self, batch: float, entry: float, leave: float) -> float:
+        """How far another load is."""
         pairs = ((self.batch, batch), (self.input, entry), (self.output, leave))
-        return math.pow(0.25, sum(abs(math.log2(mine / its)) for mine, its in pairs))
+        return sum(abs(math.log2(mine / its)) for mine, its in pairs)
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,9 +119,9 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True):
         if not self.near:
             return 1.0, 1.0
         load = (question.batch, question.input, question.output)
-        best = max(self.near, key=lambda one: one.weight(*load))
-        weight = best.weight(*load)
-        return math.pow(best.tpot, weight), math.pow(best.ttft or 1.0, weight)
+        best = min(self.near, key=lambda one: one.octaves(*load))
+        octaves = best.octaves(*load)
+        return math.pow(best.tpot, TPOT_FADE**octaves), math.pow(best.ttft or 1.0, TTFT_FADE**octaves)
 
 
 class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,13 +157,15 @@ class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
             "--pp": self.layout.pp,
         }
         for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"{name} is {value}, needed is 1 or more")
+            if not 1 <= value <= MAX_TOKENS:
+                raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_TOKENS:,}")
         for name, share in (("--prefix-hit", self.prefix_hit), ("--accept", self.accept)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} is {share}, needed is 0 to below 1")
-        if self.drafts < 0:
-            raise ConfigError(f"--drafts is {self.drafts}, needed is 0 or more")
+        if not 0 <= self.drafts <= MAX_DRAFTS:
+            raise ConfigError(f"--drafts is {self.drafts}, needed is 0 to {MAX_DRAFTS}")
+        if not 0 <= (self.draft_cost or 0.0) <= 1:
+            raise ConfigError(f"--draft-cost is {self.draft_cost}, needed is 0 to 1")
         if self.layout.pp > len(self.checkpoint.layers):
             raise ConfigError(f"--pp is {self.layout.pp}, the model has {len(self.checkpoint.layers)} layers")
 
@@ -217,24 +222,25 @@ def speculation_factor(accept: float, drafts: int, draft_cost: float) -> float:
 
 
 def capacity_of(question: SpeedQuestion, shape: Shape) -> float:
-    """Sequences of whole length that the cache of one replica holds: what `plan memory` says, or where experts or
-    attention are divided otherwise, the same arithmetic without blocks."""
+    """Sequences of whole length that the cache of one replica holds: what `plan memory` says, or for TensorRT-LLM the
+    same arithmetic without blocks."""
     layout, length = question.layout, question.input + question.output
-    if not (layout.ep or layout.attention_dp) and question.engine != "trtllm":
+    groups = layout.tp if layout.attention_dp else 1
+    if question.engine != "trtllm":
         plan = plan_memory(
             MemoryQuestion(
                 checkpoint=question.checkpoint,
                 engine=question.engine,
                 gpu=question.gpu,
-                ranks=Ranks(layout.tp, layout.pp),
+                ranks=Ranks(layout.attention_ranks, layout.pp, dp=groups, ep=layout.ep),
                 weights=question.weights,
                 kv_dtype=question.kv_dtype,
                 max_model_len=length,
                 gpu_memory_utilization=question.gpu_memory_utilization,
             )
         )
-        return float(plan.stage.max_concurrency or 0)
-    return free_bytes(question, shape) / sequence_bytes(question, length) * (layout.tp if layout.attention_dp else 1)
+        return float(plan.stage.max_concurrency or 0) * groups
+    return free_bytes(question, shape) / sequence_bytes(question, length) * groups
 
 
 def free_bytes(question: SpeedQuestion, shape: Shape) -> float:

@@ -21,12 +21,23 @@ from hitsend.plan.hardware import find_gpu
 from hitsend.plan.measured import Measured
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import floor_s, shape_of
-from hitsend.plan.speed import Constants, SpeedFacts, SpeedQuestion, Spread, group_of, planned_terms
+from hitsend.plan.speed import (
+    TPOT_FADE,
+    TTFT_FADE,
+    Constants,
+    SpeedFacts,
+    SpeedQuestion,
+    Spread,
+    group_of,
+    planned_terms,
+)
 
 NOISES = (0.02, 0.05, 0.1, 0.4, 0.8)
 """How little a calibration may believe one load; each group takes what makes its interval the narrowest."""
 QUEUED_MS = 10_000
 """A measured TTFT above this is a wait for cache, whatever the plan says (throughput_rules)."""
+NEARBY = 2.0
+"""Octaves of concurrency and lengths together within which a measured load is near another."""
 _SAME_SHAPES = {"zhipuai/GLM-5": "zai-org/GLM-5.2"}
 """Where a row's model is another release of a known one."""
 
@@ -67,6 +78,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     planned_ttft_ms: float | None = None
     ttft_error: float | None = None
     ttft_terms: dict[str, float] = {}
+    load: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Concurrency, prompt, answer."""
 
 
 class SpeedScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +162,7 @@ def _judged(row: Row, facts: SpeedFacts) -> Judged:
         planned_ttft_ms=ttft,
         ttft_error=None if ttft is None or not one.ttft_ms else ttft / one.ttft_ms - 1,
         ttft_terms=_weighted(row.ttft_terms, constants.ttft),
+        load=(one.concurrency, one.input, one.output),
     )
 
 
@@ -163,18 +177,26 @@ class View(msgspec.Struct, frozen=True):
     measured: float
     error: float
     noise: float
+    load: tuple[float, float, float]
+    fade: float
+
+    def octaves(self, other: "View") -> float:
+        """How far another load is."""
+        return sum(abs(math.log2(mine / its)) for mine, its in zip(self.load, other.load, strict=True))
 
 
 def tpot_of(row: Judged) -> View | None:
     """None where it queued."""
-    return None if row.queues else View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.noise[0])
+    if row.queues:
+        return None
+    return View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.noise[0], row.load, TPOT_FADE)
 
 
 def ttft_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.ttft_error is None or row.ttft_ms is None:
         return None
-    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.noise[1])
+    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.noise[1], row.load, TTFT_FADE)
 
 
 def score(rows: Sequence[Judged]) -> list[SpeedScore]:
@@ -188,7 +210,12 @@ def score(rows: Sequence[Judged]) -> list[SpeedScore]:
     for what, view_of, limit in quantities:
         plain = [view.error for row in held if (view := view_of(row)) is not None]
         calibrated = calibrated_errors(held, view_of)
-        found += [_score(what, plain, limit), _score(f"{what}, calibrated by one point", calibrated, 0.08)]
+        nearby = nearby_errors(held, view_of)
+        found += [
+            _score(what, plain, limit),
+            _score(f"{what}, calibrated by one point", calibrated, 0.08),
+            _score(f"{what}, calibrated by one within two octaves of its load", nearby, 0.08),
+        ]
     return [one for one in found if one.rows]
 
 
@@ -204,6 +231,31 @@ def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View |
         factors = moved(first.terms, {}, first.measured, noise=first.noise)
         errors += [predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1 for view in others]
     return errors
+
+
+def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+    """Each row calibrated by the nearest load of its system, where there is one within `NEARBY`: what `--calibrate`
+    gives whoever measures near what is asked, the rest that terms don't explain included."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in sorted(rows, key=lambda one: one.id):
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    errors = []
+    for views in systems.values():
+        for view in views:
+            others = [other for other in views if other is not view and view.octaves(other) <= NEARBY]
+            if others:
+                errors.append(_transferred(min(others, key=view.octaves), view) / view.measured - 1)
+    return errors
+
+
+def _transferred(near: View, view: View) -> float:
+    """As `Factors` does: moved terms, times what is left of the near load's rest."""
+    factors = moved(near.terms, {}, near.measured, noise=near.noise)
+    rest = near.measured / predicted(near.terms, factors)
+    kept: float = rest ** (view.fade ** view.octaves(near))
+    return predicted(view.terms, factors_with_rest(view.terms, factors)) * kept
 
 
 def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:

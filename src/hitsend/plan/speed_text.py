@@ -61,10 +61,10 @@ def explain_speed(plan: SpeedPlan, before: SpeedPlan | None = None) -> list[str]
     else:
         lines.append(f"capacity: {fits}, {wanted:,.1f} are asked for")
     lines.append(f"limited by: {next(iter(parts), 'nothing')}")
-    lines.append(_source_line(plan))
+    lines.append(_source_line(plan, is_calibrated=before is not None))
     if before is not None:
         lines.append(_shrunk_line(plan, before))
-    if shape.weights.startswith("gguf") or asked.engine in {"llama.cpp", "hitsend"}:
+    elif shape.weights.startswith("gguf") or asked.engine in {"llama.cpp", "hitsend"}:
         lines.append(f"unsure: no measurement of {asked.engine} was fitted; --calibrate FILE makes it yours")
     return lines
 
@@ -85,12 +85,13 @@ def _floor_line(plan: SpeedPlan) -> str:
     return f"floor: {_short(moved)}B of weights a GPU / {rate} = {plan.floor_ms:.2f} ms a step; nothing is faster"
 
 
-def _source_line(plan: SpeedPlan) -> str:
+def _source_line(plan: SpeedPlan, *, is_calibrated: bool) -> str:
     facts = speed_facts()
     engine, kind = plan.group.split("/")
     of = "all engines" if engine == "any" else engine
     fitted = f"{plan.constants.rows} measured rows of {of} ({kind}, {', '.join(facts.gpus)}), {facts.as_of}"
     outside = "" if plan.is_fitted else "; this GPU or engine isn't among them, so the interval is twice as wide"
+    outside = "; the interval is that of a system that measured itself" if is_calibrated else outside
     return f"constants: fitted to {fitted}; intervals hold four in five{outside}"
 
 

@@ -20,31 +20,86 @@ ALONE = 1.5
 """Requests in flight below which a first token waits for nobody."""
 
 
-class StepTiming(Protocol):
-    """Seconds of one step."""
+class Work(msgspec.Struct, frozen=True):
+    """What one step computes.
 
-    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
-        """`decodes` sequences that get a token, so many prompt tokens, and what the decodes' caches hold together."""
+    `decodes`: sequences that get a token; `drafted`: guesses beside them; `held`: cells that these read together.
+    `pieces`: sequences whose prompts are computed; `prefill`: the prompts' tokens; `attended`: cells that these read
+    together, each its own position and all before. `copied`: tokens whose cache comes from elsewhere.
+    """
+
+    decodes: int = 0
+    drafted: int = 0
+    held: int = 0
+    pieces: int = 0
+    prefill: int = 0
+    attended: int = 0
+    copied: int = 0
+
+
+class StepTiming(Protocol):
+    """Seconds of one step, and of bringing a cache that lies elsewhere."""
+
+    def step_s(self, work: Work) -> float:
+        """More work never takes less."""
+        ...
+
+    def copy_s(self, tokens: int) -> float:
+        """So many tokens' cache."""
         ...
 
 
+MOST_MS = 1e7
+FEW = 4
+"""Rows up to which libllama's kernels take one at a time; from here on they take four at once."""
+
+
 class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds of a step, of a prompt's token and of an answer's token: what a small engine on a CPU shows."""
+    """Milliseconds of a step, of a prompt's token and of an answer's token: what a small engine on a CPU shows.
+
+    Of what is found in a server's own records (`steps.py`) also: `few_ms` for each of the first `FEW` answers' tokens,
+    `held_ms` per 1,000 cells that they read, `piece_ms` per prompt, `attended_ms` per 1,000,000 cells that prompts
+    read, `copied_ms` per 1,000 tokens brought from elsewhere; `between_ms` from one step to the next.
+    """
 
     step_ms: float
     prefill_ms: float
     decode_ms: float
+    few_ms: float = 0.0
+    held_ms: float = 0.0
+    piece_ms: float = 0.0
+    attended_ms: float = 0.0
+    copied_ms: float = 0.0
+    between_ms: float = 0.0
 
-    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
-        """The sum; the context's length isn't told apart."""
-        del context_tokens
-        return (self.step_ms + self.prefill_ms * prefill_tokens + self.decode_ms * decodes) / 1e3
+    def step_s(self, work: Work) -> float:
+        """The sum."""
+        spent_ms = 0.0
+        for name, value in parts_of(work).items():
+            spent_ms += getattr(self, f"{name}_ms") * value
+        return spent_ms / 1e3
+
+    def copy_s(self, tokens: int) -> float:
+        """In proportion."""
+        return self.copied_ms * tokens / 1e6
 
     def stretched(self, factor: float) -> "MeasuredTiming":
         """Every part so much longer."""
-        return MeasuredTiming(
-            step_ms=self.step_ms * factor, prefill_ms=self.prefill_ms * factor, decode_ms=self.decode_ms * factor
-        )
+        return MeasuredTiming(**{name: getattr(self, name) * factor for name in self.__struct_fields__})
+
+
+def parts_of(work: Work) -> dict[str, float]:
+    """What a step's time is a sum of: amounts, by the names of `MeasuredTiming`. `copied` passes before the step."""
+    rows = work.decodes + work.drafted
+    return {
+        "step": 1.0,
+        "decode": float(rows),
+        "few": float(min(rows, FEW)),
+        "held": work.held / 1e3,
+        "piece": float(work.pieces),
+        "prefill": float(work.prefill),
+        "attended": work.attended / 1e6,
+    }
 
 
 class PlannedTiming:
@@ -60,15 +115,20 @@ class PlannedTiming:
         names = ("mix_flops", "mix_reduce", "mix_layers", "mix_attention")
         self._prefill_ms = sum(mixed.get(name, 0.0) - empty.get(name, 0.0) for name in names) / 1000
 
-    def step_s(self, decodes: int, prefill_tokens: int, context_tokens: int) -> float:
+    def step_s(self, work: Work) -> float:
         """The step's own time, its caches' bytes, and its prompts' operations."""
-        base = self._steps.get(decodes)
+        rows = work.decodes + work.drafted
+        base = self._steps.get(rows)
         if base is None:
-            terms = self._terms(max(1, decodes), 0.0)
+            terms = self._terms(max(1, rows), 0.0)
             base = sum(value for name, value in terms.items() if not name.startswith("mix_"))
-            self._steps[decodes] = base
-        found = base + self._kv_ms * context_tokens + self._prefill_ms * prefill_tokens
+            self._steps[rows] = base
+        found = base + self._kv_ms * work.held + self._prefill_ms * work.prefill
         return max(self._plan.floor_ms, found) * self._factor / 1e3
+
+    def copy_s(self, tokens: int) -> float:  # noqa: ARG002  # the protocol's
+        """Nothing: such engines' sequences share cells."""
+        return 0.0
 
     def _terms(self, running: float, context: float, *, prompt: float = 0.0) -> dict[str, float]:
         asked = self._plan.question
@@ -118,6 +178,7 @@ def read_timing(text: str) -> MeasuredTiming:
         step, prefill, decode = (float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--timing {text}: needed are three numbers of milliseconds: STEP,PREFILL,DECODE") from None
-    if min(step, prefill, decode) < 0 or step + prefill <= 0 or step + decode <= 0:
-        raise ConfigError(f"--timing {text}: times must be 0 or more, and a step can't take none")
+    is_usable = all(0 <= time <= MOST_MS for time in (step, prefill, decode))
+    if not is_usable or step + prefill <= 0 or step + decode <= 0:
+        raise ConfigError(f"--timing {text}: times must be 0 to {MOST_MS:g} ms, and a step can't take none")
     return MeasuredTiming(step_ms=step, prefill_ms=prefill, decode_ms=decode)

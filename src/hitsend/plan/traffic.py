@@ -4,6 +4,7 @@ Enters: lengths and a rate, or JSON Lines. Leaves: `Arrival`s by time. Always tr
 requests; another rate of the same traffic is the same requests nearer together. Next: `fleet.py`.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +17,18 @@ MAX_TOKENS = 1_000_000
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """One request: seconds, and tokens. `shared`: the part of the prompt that all requests begin with."""
+    """One request: seconds, and tokens. `shared`: the part of the prompt that all requests begin with.
+
+    Turns of one `conversation` follow each other: a later one comes when the one before is answered, whatever its
+    `at_s`, and begins with `repeated` tokens of that one's prompt and answer.
+    """
 
     at_s: float
     input: int
     output: int
     shared: int = 0
+    conversation: str | None = None
+    repeated: int = 0
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,31 +83,57 @@ class _Line(msgspec.Struct, frozen=True):
     output_tokens: int
     at_s: float | None = None
     cached_tokens: int = 0
+    conversation: str | int | None = None
+    repeated_tokens: int = 0
 
 
-def read_trace(path: Path) -> list[Arrival]:
-    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`. Raises ConfigError with the
-    line."""
+def read_trace(path: Path, *, is_timed: bool = True) -> list[Arrival]:
+    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`, `conversation` and
+    `repeated_tokens`. Where `is_timed` is false, `at_s` doesn't matter. Raises ConfigError with the line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as failure:
         raise ConfigError(f"can't read {path}: {failure.strerror}") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            told = msgspec.json.decode(line, type=_Line)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise ConfigError(f"--trace {path}, line {number}: {error}") from None
-        if told.at_s is None or told.at_s < 0:
-            raise ConfigError(f"--trace {path}, line {number}: at_s is {told.at_s}, needed are seconds from 0")
-        if not (1 <= told.input_tokens <= MAX_TOKENS and 1 <= told.output_tokens <= MAX_TOKENS):
-            raise ConfigError(f"--trace {path}, line {number}: tokens must be 1 to {MAX_TOKENS:,}")
-        shared = min(max(0, told.cached_tokens), told.input_tokens - 1)
-        found.append(Arrival(told.at_s, told.input_tokens, told.output_tokens, shared))
+    begun: dict[str, float] = {}
+    found = [
+        _arrival(f"--trace {path}, line {number}", line, begun, is_timed=is_timed)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
     if len(found) < 2:
         raise ConfigError(f"--trace {path}: needed are two requests or more")
+    if not is_timed:
+        return found
     first = min(one.at_s for one in found)
     moved = [msgspec.structs.replace(one, at_s=one.at_s - first) for one in found]
     return sorted(moved, key=lambda one: one.at_s)
+
+
+def _arrival(where: str, line: bytes, begun: dict[str, float], *, is_timed: bool) -> Arrival:
+    try:
+        told = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+    name = None if told.conversation is None else str(told.conversation)
+    is_later = name in begun
+    at_s = told.at_s if name is None else begun.get(name, told.at_s)
+    if is_timed and (at_s is None or not 0 <= at_s < math.inf):
+        raise ConfigError(f"{where}: at_s is {at_s}, needed are seconds from 0")
+    for key, value in (("input_tokens", told.input_tokens), ("output_tokens", told.output_tokens)):
+        if not 1 <= value <= MAX_TOKENS:
+            raise ConfigError(f"{where}: {key} is {value}, tokens must be 1 to {MAX_TOKENS:,}")
+    for key, value in (("cached_tokens", told.cached_tokens), ("repeated_tokens", told.repeated_tokens)):
+        if not 0 <= value <= MAX_TOKENS:
+            raise ConfigError(f"{where}: {key} is {value}, needed is 0 to {MAX_TOKENS:,}")
+    if name is not None:
+        begun.setdefault(name, at_s or 0.0)
+    # the last token of a prompt is nobody else's
+    most = told.input_tokens - 1
+    return Arrival(
+        at_s or 0.0,
+        told.input_tokens,
+        told.output_tokens,
+        min(told.cached_tokens, most),
+        name,
+        min(told.repeated_tokens, most) if is_later else 0,
+    )

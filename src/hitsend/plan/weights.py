@@ -17,6 +17,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.gguf import TYPE_NAMES, GgufHeader, GgufTensor, read_header
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer, Tensor
 from hitsend.plan.config import checkpoint_of
+from hitsend.plan.patterns import MAX_LAYERS
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 _BITS = {
@@ -47,7 +48,7 @@ def safetensors_checkpoint(folder: Path) -> Checkpoint:
     shards = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = set(read_json(index).get("weight_map", {}).values())
+        named = _named_in(index)
         missing = sorted(named - {shard.name for shard in shards})
         if missing:
             raise ConfigError(f"{index}: it names {missing[0]}, which isn't there ({len(missing)} missing)")
@@ -56,6 +57,14 @@ def safetensors_checkpoint(folder: Path) -> Checkpoint:
     parts = [shard for shard in shards if not shard.name.startswith("consolidated")]
     tensors = tuple(tensor for shard in parts or shards for tensor in _safetensors_header(shard))
     return msgspec.structs.replace(found, tensors=tensors)
+
+
+def _named_in(index: Path) -> set[str]:
+    """Files that an index names. Raises ConfigError where it isn't a map from tensors to files."""
+    told = read_json(index).get("weight_map")
+    if not isinstance(told, dict) or not told or not all(isinstance(name, str) for name in told.values()):
+        raise ConfigError(f"{index}: weight_map is {str(told)[:40]}, needed is an object of tensor names and files")
+    return set(told.values())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -83,6 +92,8 @@ def _safetensors_header(path: Path) -> list[Tensor]:
             header = msgspec.json.decode(file.read(length))
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path} is not a safetensors file: {error}") from None
+    if not isinstance(header, dict):
+        raise ConfigError(f"{path} is not a safetensors file: its header is no object")
     return [
         _safetensor(path, name, entry, size - 8 - length) for name, entry in header.items() if name != "__metadata__"
     ]
@@ -111,6 +122,11 @@ def gguf_checkpoint(path: Path) -> Checkpoint:
             + ", ".join(sorted(_GGUF_KNOWN))
         )
     count, mtp = keys.number("block_count"), keys.maybe("nextn_predict_layers")
+    if not mtp < count <= MAX_LAYERS:
+        raise ConfigError(
+            f"{path}: {header.architecture}.block_count is {count}, needed is more than the {mtp} of "
+            f"nextn_predict_layers and at most {MAX_LAYERS:,}"
+        )
     has_latent_tensors = any("attn_k_b" in tensor.name for tensor in header.tensors)
     layers = tuple(_gguf_layer(keys, index, count - mtp) for index in range(count))
     by_layer = _gguf_params(header.tensors, keys)
@@ -124,7 +140,7 @@ def gguf_checkpoint(path: Path) -> Checkpoint:
         source=str(path),
         layers=layers[: count - mtp],
         mtp_layers=layers[count - mtp :],
-        hidden=keys.number("embedding_length"),
+        hidden=keys.positive("embedding_length"),
         vocab=header.array_lengths.get("tokenizer.ggml.tokens") or keys.maybe("vocab_size") or None,
         context=keys.maybe("context_length") or None,
         top=top,
@@ -186,6 +202,12 @@ class _GgufKeys:
             raise ConfigError(f"{self.source}: {self.header.architecture}.{name} is {value!r}, no usable number")
         return value
 
+    def positive(self, name: str, layer: int | None = None) -> int:
+        value = self.number(name, layer)
+        if not value:
+            raise ConfigError(f"{self.source}: {self.header.architecture}.{name} is 0, needed is 1 or more")
+        return value
+
     def maybe(self, name: str, layer: int | None = None) -> int:
         return 0 if self.find(name, layer) is None else self.number(name, layer)
 
@@ -195,17 +217,19 @@ def _gguf_layer(keys: _GgufKeys, index: int, own_layers: int) -> Layer:
     kv = _gguf_kv(keys, index) if is_attention else None
     state = None
     if is_recurrent:
-        rank, inner = keys.number("ssm.time_step_rank"), keys.number("ssm.inner_size")
+        rank, inner = keys.positive("ssm.time_step_rank"), keys.positive("ssm.inner_size")
         state = StateLayer(
             kind="gdn" if keys.header.architecture in _GGUF_HYBRID else "mamba2",
-            kernel=keys.number("ssm.conv_kernel"),
+            kernel=keys.positive("ssm.conv_kernel"),
             groups=keys.number("ssm.group_count"),
-            key_dim=keys.number("ssm.state_size"),
+            key_dim=keys.positive("ssm.state_size"),
             value_heads=rank,
             value_dim=inner // max(1, rank),
             dtype="float32",
         )
     shared = keys.maybe("attention.shared_kv_layers")
+    if shared and shared >= own_layers:
+        raise ConfigError(f"{keys.source}: attention.shared_kv_layers is {shared}, needed is fewer than {own_layers}")
     return Layer(kv=kv, state=state, shares_kv=index >= own_layers - shared and index < own_layers)
 
 
@@ -226,8 +250,8 @@ def _gguf_kind(keys: _GgufKeys, index: int, own_layers: int) -> tuple[bool, bool
 
 
 def _gguf_kv(keys: _GgufKeys, index: int) -> KvLayer:
-    heads = keys.number("attention.head_count", index)
-    size = keys.number("embedding_length") // max(1, heads)
+    heads = keys.positive("attention.head_count", index)
+    size = keys.positive("embedding_length") // heads
     rank = keys.maybe("attention.kv_lora_rank")
     if rank:
         key = keys.maybe("attention.key_length_mla") or keys.number("attention.key_length")
@@ -236,8 +260,11 @@ def _gguf_kv(keys: _GgufKeys, index: int) -> KvLayer:
         return KvLayer(kv_heads=1, heads=heads, key_dim=key, value_dim=value, latent_dim=rank, rope_dim=rope)
     window = keys.maybe("attention.sliding_window") if _gguf_slides(keys, index) else 0
     suffix = "_swa" if window and keys.maybe("attention.key_length_swa") else ""
+    kv_heads = keys.maybe("attention.head_count_kv", index) or heads
+    if heads % kv_heads:
+        raise ConfigError(f"{keys.source}: attention.head_count_kv is {kv_heads}, which doesn't divide {heads} heads")
     return KvLayer(
-        kv_heads=keys.maybe("attention.head_count_kv", index) or heads,
+        kv_heads=kv_heads,
         heads=heads,
         key_dim=keys.maybe(f"attention.key_length{suffix}") or size,
         value_dim=keys.maybe(f"attention.value_length{suffix}") or size,
@@ -273,6 +300,8 @@ _COMPONENTS = (
 def _gguf_params(tensors: Sequence[GgufTensor], keys: _GgufKeys) -> dict[int | None, Params]:
     """By layer; None: what belongs to no layer."""
     experts, used = keys.maybe("expert_count"), keys.maybe("expert_used_count")
+    if used > experts:
+        raise ConfigError(f"{keys.source}: expert_used_count is {used}, there are {experts} experts")
     found: dict[int | None, Params] = {}
     for tensor in tensors:
         prefix, _, rest = tensor.name.partition(".")

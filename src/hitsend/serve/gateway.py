@@ -19,6 +19,7 @@ import uvloop
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.record import Flight
+from hitsend.core.seen import Seen, seen
 from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import GatherFor, Records, RecordSummary, Services
@@ -29,6 +30,9 @@ from hitsend.serve.listener import check_exposure, server_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.usage.processes import read_processes
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
+
+MAX_SEEN = 1000
+"""Open requests that one process tells the others of, the oldest first."""
 
 
 def main(arguments: list[str]) -> None:
@@ -80,6 +84,7 @@ def joined(own: Services, link: Link) -> Services:
         render_metrics=link.metrics,
         observe_http=link.observe_http,
         gather=partial(_gather, own, link),
+        seen_elsewhere=link.seen_elsewhere,
     )
 
 
@@ -105,6 +110,11 @@ class _Own:
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that it has."""
         return await self._own.records.get(request_id)
+
+    def seen(self, key_id: str | None) -> tuple[Seen, ...]:
+        """Its open requests, the oldest first."""
+        oldest = sorted(self._own.records.under_way(key_id), key=lambda flight: flight.received_at)
+        return tuple(map(seen, oldest[:MAX_SEEN]))
 
 
 class _Records:

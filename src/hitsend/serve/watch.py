@@ -62,7 +62,8 @@ class Watch:
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
-        shown |= {name: sum(state[name] for state in states.values()) for name in ("cells_cached", "cache_bytes")}
+        caches = ("cells_cached", "cache_bytes", "cache_disk_bytes")
+        shown |= {name: sum(state[name] for state in states.values()) for name in caches}
         shown |= {"holds_open": self._stages.ledger.holds_open}
         shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
         shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}

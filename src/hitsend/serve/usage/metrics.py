@@ -150,7 +150,8 @@ class Metrics:
         for drafted in figures.drafts:
             for position in range(drafted.proposed):
                 outcome = "accepted" if position < drafted.accepted else "rejected"
-                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
+                place = str(min(position + 1, MAX_DRAFT))
+                self._drafts.labels(engine, outcome, place, drafted.drafter).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
         phase = "mixed" if figures.prefill_tokens and figures.decode_tokens else "decode"
@@ -322,9 +323,8 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
-        self._drafts = self._counter(
-            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
-        )
+        drafts = "Guessed tokens, by position in their guess and by who made it."
+        self._drafts = self._counter("hitsend_drafts", drafts, "engine", "outcome", "position", "drafter")
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )
