@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-prefix bench-search bench-segments bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-memory bench-peers bench-prefix bench-recording bench-search bench-segments bench-simulator bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade peers postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -105,8 +105,23 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
 		|| echo "LiteLLM could not be installed: measuring without it" >&2
 
+peers: dev ## vLLM on the CPU and OpenVINO GenAI in .venv-peers, for bench-peers, bench-edge and tests (gigabytes)
+	@$(BIN)/python -m bench.peers.prepare
+
+bench-peers: peers ## beside llama-server, vLLM and OpenVINO GenAI, in one interleaved run of at most 12 minutes
+	@$(BIN)/python -m bench.peers.run $(ARGS)
+
 bench-goodput: dev ## requests a second within TTFT and TPOT, beside llama-server, in an open loop
 	@$(BIN)/python -m bench.goodput $(ARGS)
+
+bench-memory: dev ## memory predicted before a start beside what the processes take after a full batch
+	@$(BIN)/python -m bench.memory $(ARGS)
+
+bench-recording: dev ## what keeping flight records costs at 32 sequences, and memory over 100,000 requests (--memory 100000)
+	@$(BIN)/python -m bench.recording $(ARGS)
+
+bench-simulator: dev ## plan simulate beside the engine under hitsend load, on three workloads
+	@$(BIN)/python -m bench.simulator $(ARGS)
 
 bench-utilisation: dev ## decode against the byte floor, prefill against sgemm, and where a step's time goes
 	@$(BIN)/python -m bench.utilisation $(ARGS)
@@ -160,5 +175,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) $(LITELLM) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) $(LITELLM) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,8 +26,7 @@ from typing import Any
 import aiohttp
 
 from bench.client import body, prompt
-from bench.serving import START_S, bundled_gguf, machine, percentile
-from bench.serving import _free_port as free_port
+from bench.serving import START_S, bundled_gguf, free_port, machine, percentile
 
 HONEST, TIMES = 9, 100
 PROMPT_WORDS, OUTPUT_TOKENS = 110, 64

@@ -43,6 +43,8 @@ class CopyingDecoder:
     num_cells = SEQUENCES * 2048
     max_batch_tokens = 512
     end_token_ids = frozenset({2})
+    adapter_names: frozenset[str] = frozenset()
+    can_go_back = True
 
     def __init__(self) -> None:
         generator = np.random.Generator(np.random.PCG64(0))

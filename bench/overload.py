@@ -28,8 +28,7 @@ from aiohttp import web
 
 from bench.client import body, prompt
 from bench.isolation import wait_healthy
-from bench.serving import _free_port as free_port
-from bench.serving import bundled_gguf, machine, percentile
+from bench.serving import bundled_gguf, free_port, machine, percentile
 from hitsend.serve.loop.step import DISPLACED
 
 LOADS = (0.5, 1.0, 2.0, 5.0, 10.0)

@@ -1,8 +1,8 @@
 """hitsend beside llama-server: same weights, same threads, same machine, one run, interleaved.
 
-Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--json FILE]
-Prints, per concurrency, the medians of output tokens/s, TTFT and TPOT (p50 and p99) of both, and the ratio of the
-medians.
+Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--layout NAME] [--json FILE]
+Prints, per concurrency, the medians of output tokens/s, TTFT and TPOT (p50 and p99) of all, and the ratios of the
+medians. With --layout a second hitsend takes its turns, with the weights in that layout (auto: what is chosen here).
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -28,7 +28,7 @@ import psutil
 
 SLOTS, CONTEXT = 32, 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
-START_S = 120
+START_S, TUNE_S = 300, 3600
 
 
 def bundled_gguf() -> str:
@@ -54,18 +54,20 @@ def llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int]]:
+def hitsend(
+    gguf: str, threads: int, *more: str, module: str = "hitsend", start_s: int = START_S
+) -> Iterator[tuple[str, str, int]]:
     """hitsend, with everything on that is on by default: ledger, record, metrics. Yields address, model, process id."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
-        words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
+        port = free_port()
+        words = [sys.executable, "-m", module, "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--set", f"engine.num_slots={SLOTS}", "--set", f"engine.context={CONTEXT}"]
         words += ["--set", f"engine.num_threads={threads}", "--set", "engine.alias=bench"]
         words += [word for setting in more for word in ("--set", setting)]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:
-            _wait_ready(url)
+            wait_ready(url, start_s)
             yield url, "bench", process.pid
         finally:
             process.terminate()
@@ -76,32 +78,34 @@ def hitsend(gguf: str, threads: int, *more: str) -> Iterator[tuple[str, str, int
 def hitsend_with(gguf: str, config: pathlib.Path, threads: int) -> Iterator[str]:
     """hitsend with a settings file. Yields its address."""
     with tempfile.TemporaryDirectory() as data:
-        port = _free_port()
+        port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--model", gguf, "--port", str(port), "--data", data]
         words += ["--config", str(config), "--set", f"engine.num_threads={threads}"]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait_ready(f"http://127.0.0.1:{port}")
+            wait_ready(f"http://127.0.0.1:{port}")
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """On loopback, nobody's right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_ready(url: str) -> None:
-    for _ in range(START_S * 10):
+def wait_ready(url: str, start_s: int = START_S) -> None:
+    """Until `/readyz` says so, or end the program."""
+    for _ in range(start_s * 10):
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  # our own loopback server
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise SystemExit(f"{url} did not become ready in {START_S} s")
+    raise SystemExit(f"{url} did not become ready in {start_s} s")
 
 
 def measure(target: tuple[str, str], concurrency: int, requests: int, seed: int) -> dict[str, float]:
@@ -133,12 +137,19 @@ def percentile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def run(rounds: int, levels: list[int]) -> dict[str, Any]:
-    """All rounds, the two servers taking turns; order alternates so that neither always goes first."""
+def run(rounds: int, levels: list[int], layout: str | None = None) -> dict[str, Any]:
+    """All rounds, the servers taking turns; order alternates so that none always goes first."""
     gguf, threads = bundled_gguf(), os.cpu_count() or 1
-    rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {"hitsend": [], "llama-server": []} for c in levels}
-    with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
-        targets = [("hitsend", ours[:2]), ("llama-server", peer)]
+    with ExitStack() as stack:
+        own = {"hitsend": stack.enter_context(hitsend(gguf, threads))}
+        if layout:
+            models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
+            own[f"hitsend {layout}"] = stack.enter_context(
+                hitsend(gguf, threads, f"engine.layout={layout}", models, start_s=TUNE_S)
+            )
+        peer = stack.enter_context(llama_server(gguf, threads))
+        targets = [(name, one[:2]) for name, one in own.items()] + [("llama-server", peer)]
+        rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {name: [] for name, _ in targets} for c in levels}
         for target in targets:
             measure(target[1], 2, 4, 99)
         for number in range(rounds):
@@ -146,9 +157,9 @@ def run(rounds: int, levels: list[int]) -> dict[str, Any]:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
                     requests = max(8, 3 * concurrency)
                     seed = 1000 * number + concurrency  # no prompt is ever sent twice: the peer keeps old ones
-                    before = costs(ours)
+                    before = costs(own[name]) if name in own else {}
                     row = measure(target, concurrency, requests, seed)
-                    rows[concurrency][name].append(row | (shares(before, costs(ours)) if name == "hitsend" else {}))
+                    rows[concurrency][name].append(row | (shares(before, costs(own[name])) if name in own else {}))
                     print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     medians = {
@@ -194,12 +205,17 @@ def show(result: dict[str, Any]) -> None:
             print(f"| {concurrency} | {name} | {m['tokens_per_s']:.1f} | {ttft} | {tpot} |")
     print()
     for concurrency, by in result["medians"].items():
-        loop, edge = by["hitsend"]["loop_percent"], by["hitsend"]["edge_percent"]
-        beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core, together {loop + edge:.1f} %"
-        print(f"beside the model at c={concurrency}: {beside}")
+        for name in sorted(by.keys() - {"llama-server"}):
+            loop, edge = by[name]["loop_percent"], by[name]["edge_percent"]
+            beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core, together {loop + edge:.1f} %"
+            print(f"beside the model at c={concurrency} ({name}): {beside}")
     for concurrency, by in result["medians"].items():
-        ours, peer = by["hitsend"]["tokens_per_s"], by["llama-server"]["tokens_per_s"]
-        print(f"ratio at c={concurrency}: {ours / peer:.2f} x llama-server's output tokens/s")
+        peer = by["llama-server"]
+        for name in sorted(by.keys() - {"llama-server"}):
+            ours, first = by[name]["tokens_per_s"] / peer["tokens_per_s"], by[name]["ttft_p99_ms"] / peer["ttft_p99_ms"]
+            print(
+                f"ratio at c={concurrency}: {name} {ours:.2f} x llama-server's output tokens/s, TTFT p99 {first:.2f} x"
+            )
 
 
 def main() -> None:
@@ -207,9 +223,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", default="1,8,32")
+    parser.add_argument("--layout", help="also hitsend with its weights in this layout, as a third server")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
-    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")])
+    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")], asked.layout)
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))

@@ -1,6 +1,7 @@
 """What tests share: a real server with the bundled model, a PostgreSQL server, and fresh databases of either kind."""
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,12 @@ from tests.served import Served, serving
 
 hypothesis.settings.register_profile("no seconds are asserted", deadline=None)
 hypothesis.settings.load_profile("no seconds are asserted")
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays for the whole run: the collector needn't walk through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from bench.edge.gateways import OTHER_CORE, Gateway, forwarder, hitsend, started
-from bench.edge.run import STREAM_TOKENS, TOKENS, ask, free_port
+from bench.edge.run import STREAM_TOKENS, TOKENS, ask
+from bench.serving import free_port
 
 BARE = "bare aiohttp forwarder"
 Rows = dict[str, list[dict[str, float]]]

@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -83,8 +83,17 @@ def wait_for(url: str, log: Path) -> None:
 
 
 @contextmanager
-def hitsend(port: int, upstream: int, folder: Path, source: Path | None = None) -> Iterator[Gateway]:
-    """With everything on. `source`: the folder `src` of another version, in place of the installed one."""
+def hitsend(
+    port: int,
+    upstream: int,
+    folder: Path,
+    source: Path | None = None,
+    *,
+    module: str = "hitsend",
+    more: Sequence[str] = (),
+) -> Iterator[Gateway]:
+    """With everything on. `source`: the folder `src` of another version, in place of the installed one; `module`: what
+    is run in hitsend's place."""
     environment = {} if source is None else {"PYTHONPATH": str(source)}
     key = _make_key(folder, environment)
     reader = _new_key(folder, environment, ["--name", "reader", "--role", "reader"])
@@ -94,7 +103,7 @@ def hitsend(port: int, upstream: int, folder: Path, source: Path | None = None) 
         f'[engine]\nmodel = "none"\n[[engines]]\nname = "mock"\nbase_url = "{upstream_url}"\n'
         f'max_concurrent = 4096\nmodels = {{ {MODEL} = "mock" }}\nprices = {{ input = 0.5, output = 1.5 }}\n'
     )
-    words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port)]
+    words = [sys.executable, "-m", module, "serve", *more, "--config", str(config), "--port", str(port)]
     words += ["--data", str(folder / "data"), *os.environ.get("BENCH_EDGE_SET", "").split()]
     log = folder / "hitsend.log"
     with started(words, GATEWAY_CORE, log, environment) as pid:

@@ -1,13 +1,13 @@
 """hitsend, LiteLLM's proxy and a bare forwarder in front of the same fast mock upstream, in one run.
 
 Usage: python -m bench.edge.run [--rounds 3] [--litellm PATH] [--memory 100000] [--data FOLDER] [--json FILE]
-Gateways run on core 0, mock and client on core 1, and take turns. Medians of the rounds.
+Gateways run on core 0, mock and client on core 1, and take turns. Medians of the rounds. Where `bench.peers.prepare`
+has installed vLLM, it is then measured behind hitsend and alone (`behind.py`), unless `--without-vllm`.
 """
 
 import argparse
 import json
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +15,10 @@ import urllib.request
 from statistics import median
 from typing import Any
 
+from bench.edge import behind
 from bench.edge.gateways import MODEL, OTHER_CORE, TASKSET, Gateway, everything
-from bench.serving import machine
+from bench.peers.servers import there
+from bench.serving import free_port, machine
 
 TOKENS, STREAM_TOKENS = 20, 200
 SECONDS = 4.0
@@ -100,13 +102,6 @@ def _ledger(gateway: Gateway) -> dict[str, float]:
     }
 
 
-def free_port() -> int:
-    """One that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def show(result: dict[str, Any]) -> None:
     """Markdown."""
     medians = result["medians"]
@@ -138,11 +133,15 @@ def main() -> None:
     parser.add_argument("--litellm")
     parser.add_argument("--memory", type=int, default=100_000)
     parser.add_argument("--data", help="folder for ledger and records; default: the system's temporary folder")
+    parser.add_argument("--without-vllm", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     binary = asked.litellm if asked.litellm and pathlib.Path(asked.litellm).exists() else None
     result = run(asked.rounds, binary, asked.data, asked.memory)
     show(result)
+    if "vLLM" in there() and not asked.without_vllm:
+        result["vllm"] = behind.run(100, asked.rounds, 8)
+        behind.show(result["vllm"])
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))
 

@@ -63,7 +63,7 @@ class EngineSettings(Section, frozen=True):
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0
     """0: as many as cores."""
-    layout: Literal["as-shipped", "auto", "q8_0", "q4_0", "iq4_nl", "q4_k"] = "as-shipped"
+    layout: Literal["as-shipped", "auto", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
     """How weights are stored in memory. auto: converted once if this machine gains by it within `layout_max_loss`."""
     layout_max_loss: Share = 0.01
     """Perplexity that `auto` may lose against the weights as shipped, as a share."""
@@ -76,13 +76,13 @@ class EngineSettings(Section, frozen=True):
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache."""
     memory_budget_bytes: Positive | None = None
-    """Weights, adapters, cells and state of all embedded models, predicted from their files; default: no bound."""
+    """The processes of all embedded models, predicted before they start, saved prefixes apart; default: no bound."""
     kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
     """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
-    speculation: Literal["auto", "off", "prompt_lookup", "draft"] = "auto"
-    """Guessing ahead, answers unchanged: from a sequence's own text, or by `draft_model`; auto: what can work here."""
+    speculation: Literal["auto", "off", "prompt_lookup", "draft", "mtp"] = "auto"
+    """Guessing ahead, answers unchanged: from a text itself, by `draft_model`, by an MTP head; auto: what can work."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
     tpot_target_s: Seconds = 0.1
@@ -93,6 +93,10 @@ class EngineSettings(Section, frozen=True):
     """Cells beyond its prompt that a request must find free to be admitted."""
     prefix_cache_bytes: Count = 512 * 1024 * 1024
     """Host memory for prefixes of earlier prompts whose cells somebody else needed; 0: no prefix is ever used again."""
+    prefix_cache_dir: str | None = None
+    """A folder to which saved prefixes go that have to leave memory; default: none. What is there holds prompts."""
+    prefix_cache_disk_bytes: Count = 0
+    """Most that a model's saved prefixes take in `prefix_cache_dir`; 0: nothing is written."""
     prefix_cache_step: Positive = 64
     """Prompts go on at multiples of this. 64 keeps outputs bit-identical to those of a fresh run; 1: at any token."""
     prefix_cache_answers: bool = True

@@ -93,5 +93,9 @@ class RouteSettings(Section, frozen=True):
     shadow_share: Share = 1.0
     shadow_concurrent: Positive = 4
     """Copies that run at once; a request that finds so many is not copied."""
+    operator_usd_per_day: Annotated[float, Meta(ge=0)] | None = None
+    """What it may cost the operator on a UTC day: shadow copies, judges, and what no caller pays for of drafts and of
+    engines that were given up. Above it nothing is copied or drafted, and a judge that can't be asked rejects. Without
+    it: as much as the budgets for everybody leave."""
     canary: CanarySettings = CanarySettings()
     cascade: CascadeSettings = CascadeSettings()

@@ -62,7 +62,8 @@ class UpstreamBase(Section, frozen=True):
     unsupported: Literal["refuse", "ignore"] = "refuse"
     """A field that it doesn't take is a 400 that names it, or left out, with a warning in answer and record."""
     counts_prompts: Literal["bytes", "embedded", "upstream"] | None = None
-    """What a prompt reserves: a bound from its bytes, or a tokenizer's count. Default: vllm its own, others bytes."""
+    """What a prompt reserves: a bound from its bytes, or a tokenizer's count. Default: vllm and llama_server their own,
+    others bytes."""
     max_concurrent: Positive = 256
     """Requests that run there at once; one more is refused with `server_overloaded`."""
     connect_timeout_s: Seconds = 5.0

@@ -24,14 +24,13 @@ async def test_input_tokens_has_the_shape_of_the_responses_api():
     assert answer.json() == {"object": "chat.completion.input_tokens", "input_tokens": 2}
 
 
-@pytest.mark.parametrize("path", [ROUTES[0], ROUTES[2]])
-async def test_the_request_is_looked_at_as_the_template_would_get_it(path: str):
+async def test_the_request_is_looked_at_as_the_template_would_get_it():
     edge = Edge()
     edge.services = msgspec.structs.replace(
         edge.services, suited=lambda request: msgspec.structs.replace(request, model=f"suited {request.model}")
     )
     edge.app = Routes(edge.services)
-    assert (await edge.ask(path, chat_body())).json()["model"] == "suited m"
+    assert (await edge.ask(ROUTES[0], chat_body())).json()["model"] == "suited m"
 
 
 async def test_an_estimate_knows_the_limits_that_were_tested():

@@ -161,9 +161,11 @@ async def test_prompt_tokens_are_told_only_where_they_were_captured():
         flight = edge.flights.open(name, KEYS["ann"])
         flight.model = "m"
         flight.record(ev.Tokenized(0.0, 0.0, 2, 0, (), ids))
+        flight.keep_text = ids is not None
+        flight.capture_tokens(0, (105, 104))
     shown = (await edge.ask("/inspect/requests/with/tokens", None, bearer("ann"))).json()
     letters = [{"id": 104, "text": "h", "is_control": False}, {"id": 105, "text": "i", "is_control": False}]
-    assert shown == {"is_captured": True, "prompt": letters}
+    assert shown == {"is_captured": True, "prompt": letters, "answers": {"0": letters[::-1]}}
     shown = (await edge.ask("/inspect/requests/without/tokens", None, bearer("ann"))).json()
-    assert shown == {"is_captured": False, "prompt": []}
+    assert shown == {"is_captured": False, "prompt": [], "answers": {}}
     assert (await edge.ask("/inspect/requests/with/tokens", None, bearer("bob"))).status == 404

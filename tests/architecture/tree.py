@@ -1,6 +1,7 @@
 """The source tree as the architecture tests see it: files, their text, their syntax trees."""
 
 import ast
+import gc
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -25,8 +26,20 @@ def name(path: Path) -> str:
 
 
 @cache
+def _trees() -> dict[Path, ast.Module]:
+    """All at once, and out of the collector's sight: it would walk their millions of nodes again and again, for as long
+    as the tests run."""
+    gc.collect()
+    gc.disable()
+    try:
+        return {path: ast.parse(path.read_text("utf-8")) for path in sources("src/hitsend", "tests", "bench")}
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+    return _trees()[path]
 
 
 def num_lines(path: Path) -> int:

@@ -112,6 +112,13 @@ class Terminal:
                 await asyncio.sleep(0.02)
         return plain(self.seen)
 
+    async def prompted(self, text):
+        """Until that stands there and the command waits for a line: only then may one be typed, or Ctrl-C pressed."""
+        await self.until(text)
+        async with asyncio.timeout(30):
+            while not plain(self.seen).endswith("> "):
+                await asyncio.sleep(0.02)
+
     async def ended(self):
         async with asyncio.timeout(20):
             while self.process.poll() is None:
@@ -164,16 +171,16 @@ async def test_a_conversation_on_a_terminal(stub, talk, tmp_path):
 
 
 async def test_ctrl_c_cancels_the_answer_says_what_it_cost_and_leaves_at_the_prompt(stub, talk):
-    await talk.until("/help lists")
+    await talk.prompted("/help lists")
     talk.type("please wait\r")
     await talk.until("The end")
     os.killpg(talk.process.pid, 2)
-    await talk.until("cancelled · ")
-    async with asyncio.timeout(10):
+    await talk.prompted("cancelled · ")
+    async with asyncio.timeout(30):
         await stub.gone.wait()
     assert f"{record()['usage']['completion_tokens']} out" in plain(talk.seen)
     talk.type("more\r")
-    await talk.until("7 in, 3 out")
+    await talk.prompted("7 in, 3 out")
     assert stub.bodies[1]["messages"][-2]["content"].endswith("The end"), "what was shown is remembered"
     os.killpg(talk.process.pid, 2)
     assert await talk.ended() == 0

@@ -56,6 +56,14 @@ def test_a_refused_request_is_drawn_as_far_as_it_got():
     assert "cells" not in text
 
 
+def test_who_guessed_and_how_well():
+    drafts = {"proposed": [5, 3], "accepted": [4, 1], "drafters": ["mtp", "prompt_lookup"]}
+    assert "guesses  by mtp and prompt lookup: 5 of 8 right, by position 4/5 1/3" in drawn(record(drafts=drafts))
+    drafts.pop("drafters")  # as earlier versions kept it
+    assert "guesses  5 of 8 right, by position 4/5 1/3" in drawn(record(drafts=drafts))
+    assert "guesses" not in drawn(record())
+
+
 def test_names_are_not_markup():
     assert "[red]model[/red]" in drawn(record(model="[red]model[/red]"))
 

@@ -142,13 +142,18 @@ def test_drafts_are_told_by_position_and_their_tokens_came_at_once() -> None:
     clock = HandClock()
     flight = _fly(clock, max_steps=3)
     assert flight.snapshot()["drafts"] is None
-    flight.record(ev.Step(3, 100.040, 100.050, 0, 3, 0, 3, 1, (Drafted(0, 4, 2),)))
+    flight.record(ev.Step(3, 100.040, 100.050, 0, 3, 0, 3, 1, (Drafted(0, 4, 2, "mtp"),)))
     flight.record(ev.Step(4, 100.050, 100.060, 0, 1, 0, 1, 1, (Drafted(0, 2, 0),)))
     shown = flight.snapshot()
-    assert shown["drafts"] == {"proposed": [2, 2, 1, 1], "accepted": [1, 1, 0, 0]}, "steps that aren't kept count, too"
+    counts = {"proposed": [2, 2, 1, 1], "accepted": [1, 1, 0, 0], "drafters": ["mtp"]}
+    assert shown["drafts"] == counts, "steps that aren't kept count, too"
     assert shown["steps_dropped"] == 1
     kept = [event["drafts"] for event in shown["events"] if event["type"] == "step"]
-    assert [list(drafts) for drafts in kept] == [[], [], [{"choice": 0, "proposed": 4, "accepted": 2}]]
+    assert [list(drafts) for drafts in kept] == [
+        [],
+        [],
+        [{"choice": 0, "proposed": 4, "accepted": 2, "drafter": "mtp"}],
+    ]
     assert flight.token_gaps_s == pytest.approx([0.010, 0.010, 0.0, 0.0, 0.010])
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from hitsend.core import events as ev
+from hitsend.core.limits import LevelUse
 from hitsend.core.record import Flight
 from hitsend.core.request import SamplingParams
 from hitsend.core.shown import as_json
@@ -44,3 +45,21 @@ def test_a_record_of_a_version_that_knew_less_is_shown():
     shown = msgspec.json.decode(as_json(msgspec.msgpack.encode(kept)))
     assert {"type": "from_another_time", "value": 1, "at_ms": 20.0} in shown["events"]
     assert shown["sampling_sources"] == {"seed": "client"}
+
+
+def test_limits_of_levels_are_stored_in_short_and_shown_one_by_one_as_before():
+    flight = _fly(HandClock())
+    told = (60, None, None, 4, None, None, 0)
+    flight.record(ev.LimitsChecked((LevelUse("org acme", (3, 0, 0, 1, 0, 0, 9), told),)))
+    flight.close()
+    shown = msgspec.json.decode(as_json(flight.pack()))
+    wanted = [
+        {"level": "org acme", "name": name, "value": value, "limit": limit}
+        for name, value, limit in (("requests_per_minute", 3, 60), ("parallel_requests", 1, 4), ("usd_per_month", 9, 0))
+    ]
+    (event,) = (one for one in shown["events"] if one["type"] == "limits_checked")
+    assert event["limits"] == wanted
+    assert shown["limits"][-3:] == wanted
+    kept = msgspec.msgpack.decode(flight.pack())
+    next(one for one in kept["events"] if one["type"] == "limits_checked")["limits"] = wanted  # as it once was stored
+    assert msgspec.json.decode(as_json(msgspec.msgpack.encode(kept))) == shown

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from hitsend.serve.database.connection import database_url
+from tests.drills import accounting
+from tests.drills import faults as broken
 from tests.drills.batches import BATCH_POINTS, batch_crash
 from tests.drills.crashes import POINTS, WITH_A_MODEL, Launcher, Tally, crash, launcher
 from tests.drills.outages import outages
@@ -63,6 +65,24 @@ async def with_a_model(at: Launcher, folder: Path, times: int) -> int:
     return faults
 
 
+async def upstreams(num: int, step: int) -> int:
+    """Mixed requests over four engines with faults, and an answer broken at every byte; how many faults."""
+    total = 0
+    with tempfile.TemporaryDirectory(prefix="hitsend-drill-") as folder:
+        for name, work in (
+            ("accounting", accounting.shown(num, Path(folder) / "accounts")),
+            ("broken answers", broken.shown(Path(folder) / "faults", step)),
+        ):
+            begun = time.monotonic()
+            report, text = await work
+            result = f"{len(report.faults)} faults" if report.faults else "ok"
+            print(f"\n{name}: {text}: {result}, {time.monotonic() - begun:.0f} s", flush=True)
+            for fault in report.faults[:10]:
+                print(f"    {fault}", file=sys.stderr, flush=True)
+            total += len(report.faults)
+    return total
+
+
 async def main(times: int, model_times: int) -> int:
     """Everything; how many faults."""
     print("| database | killed at | lives | rows | result | took |\n| --- | --- | --- | --- | --- | --- |", flush=True)
@@ -102,5 +122,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50, help="lives per point, and outages")
     parser.add_argument("--model-times", type=int, default=MODEL_TIMES, help="lives per point with the bundled model")
+    parser.add_argument("--requests", type=int, default=1000, help="of the accounting drill")
+    parser.add_argument("--step", type=int, default=1, help="break an upstream's answer at each such byte")
+    parser.add_argument("--only", choices=("crashes", "upstreams"))
     given = parser.parse_args()
-    sys.exit(asyncio.run(main(given.times, given.model_times)) > 0)
+    num_faults = 0
+    if given.only != "upstreams":
+        num_faults += asyncio.run(main(given.times, given.model_times))
+    if given.only != "crashes":
+        num_faults += asyncio.run(upstreams(given.requests, given.step))
+    sys.exit(num_faults > 0)

@@ -1,7 +1,5 @@
 """Models for the engine's tests: the bundled one, a tiny hybrid, and a child engine over either."""
 
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -12,8 +10,7 @@ import pytest
 from hitsend.core.clock import SystemClock
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.settings import EngineSettings
-
-MAKER = Path(__file__).parents[3] / "shared" / "tools" / "make_tiny_qwen35.py"
+from tests.engine.hybrid import Tiny
 
 SMALL = EngineSettings(num_slots=8, context=512, kv_budget_bytes=0, check_every_step=True)
 
@@ -32,11 +29,16 @@ def model_path() -> str:
 
 @pytest.fixture(scope="session")
 def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if not MAKER.exists():
-        pytest.skip("the maker of tiny hybrid models is not here")
     path = tmp_path_factory.mktemp("hybrid") / "tiny.gguf"
-    shape = ["--layers", "4", "--embd", "128", "--ff", "128", "--mtp", "0"]
-    subprocess.run([sys.executable, str(MAKER), str(path), *shape, "--donor", bundled()], check=True, timeout=120)
+    Tiny(path, bundled(), circle=5000)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def mtp_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same with a head that guesses ahead, and is right in two of three cases."""
+    path = tmp_path_factory.mktemp("hybrid") / "mtp.gguf"
+    Tiny(path, bundled(), head="good", circle=5000, disturbance=0.8)
     return str(path)
 
 

@@ -135,7 +135,7 @@ async def test_closing_frees_everything_at_any_time(engine_of: Callable[..., Any
 
 async def test_one_choice_ends_and_the_other_goes_on(engine_of: Callable[..., Any], model_path: str) -> None:
     async with engine_of(model_path) as engine:
-        generation = engine.generate(job(n=2, max_tokens=30))
+        generation = engine.generate(job(n=2, max_tokens=120))
         after: list[Any] = []
         ended = False
         async for event in generation:
@@ -147,8 +147,8 @@ async def test_one_choice_ends_and_the_other_goes_on(engine_of: Callable[..., An
         assert not [e for e in after if isinstance(e, Tokens | ChoiceDone) and e.choice == 0]
         assert after[-1] == ChoiceDone(1, "length")
         produced = generation.produced
-        assert 1 <= produced.output_tokens[0] <= 4
-        assert produced.output_tokens[1] == 30
+        assert 1 <= produced.output_tokens[0] < 120, "the child reads between two steps, whenever that is"
+        assert produced.output_tokens[1] == 120
         only = engine.generate(job("only", max_tokens=100))
         async for event in only:
             if isinstance(event, Tokens):
@@ -217,6 +217,10 @@ async def test_a_full_queue_makes_room_for_another_tenant(engine_of: Callable[..
             assert len(ids(await collect(generation))) == 100
 
 
+NUM_DEATHS = 5
+"""Twenty are died behind a whole server: `journeys/test_kills.py`."""
+
+
 async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(
     engine_of: Callable[..., Any], model_path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,7 +228,7 @@ async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(
     async with engine_of(model_path) as engine:
         pids = set()
         before = tasks = 0
-        for round_ in range(20):
+        for round_ in range(NUM_DEATHS):
             jobs = [engine.generate(job(f"{round_}-{i}", max_tokens=200)) for i in range(4)]
             for generation in jobs:
                 async for event in generation:
@@ -251,7 +255,7 @@ async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(
         # the last dead child's watcher may still be on its way out
         await until(lambda: len(asyncio.all_tasks()) <= tasks, lambda: asyncio.sleep(0.01))
         assert descriptors() <= before
-        assert len(pids) == 20
+        assert len(pids) == NUM_DEATHS
         assert len(ids(await collect(engine.generate(job("last"))))) > 0
 
 

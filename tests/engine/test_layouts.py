@@ -42,9 +42,9 @@ def some_weights(seed: int, rows: int = 16, width: int = 512) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def as_q4_1(seed: int) -> tuple[np.ndarray, np.ndarray]:
+def as_q4_1(seed: int, times: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """Rows of Q4_1 and what they stand for."""
-    rows = gguf.quantize(some_weights(seed), gguf.GGMLQuantizationType.Q4_1)
+    rows = gguf.quantize(times * some_weights(seed), gguf.GGMLQuantizationType.Q4_1)
     return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType.Q4_1)
 
 

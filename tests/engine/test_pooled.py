@@ -20,11 +20,12 @@ from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import SamplingParams
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.pool import Pool
-from hitsend.serve.engine.pooled import ModelPool, PooledModel
+from hitsend.serve.engine.pooled import RETRY_S, ModelPool, PooledModel
 from hitsend.serve.engine.protocol import ChoiceDone, Job
 from hitsend.serve.engine.several import generate_all
 from hitsend.serve.loop.messages import Abort, Done, EngineFacts, Submit, WasAdmitted, WasQueued
 from hitsend.settings import EngineSettings
+from hitsend.testing import FakeClock
 
 FACTS = EngineFacts("m", "llama", "lib", 64, 128, 2, 256, 128, "per_stream", 10, 0, 1000, 1, False)
 
@@ -82,8 +83,8 @@ class ScriptedLine:
 class House:
     """A pool whose models take 10 bytes each."""
 
-    def __init__(self, *names, budget=None, patience_s=10.0, **fields):
-        self.pool = ModelPool(Pool(budget, patience_s), SystemClock())
+    def __init__(self, *names, budget=None, patience_s=10.0, clock=None, **fields):
+        self.pool = ModelPool(Pool(budget, patience_s), clock or SystemClock())
         self.lines = {name: [] for name in names}
         self.gates = {}
         for name in names:
@@ -237,6 +238,22 @@ async def test_a_model_that_cannot_be_loaded_fails_its_jobs_and_is_tried_again_l
         await until(lambda: rooms.lines["b"] and rooms.line("b").submitted)
         rooms.line("b").finish("s")
         assert (await ending(fine))[-1] == ChoiceDone(0, "stop")
+
+
+async def test_a_model_that_could_not_be_loaded_is_ready_to_be_asked_again_once_its_time_is_over():
+    """Or a route would put it last for ever, and nobody would find out that its file is there again."""
+    clock = FakeClock()
+    async with house("a", clock=clock) as rooms:
+        fine, rooms.gates["a"] = rooms.gates["a"], ConfigError("broken")
+        with pytest.raises(EngineUnavailable):
+            await ending(rooms["a"].generate(job("r")))
+        clock.advance(RETRY_S)
+        assert rooms["a"].state().is_ready
+        rooms.gates["a"] = fine
+        generation = rooms["a"].generate(job("s"))
+        await until(lambda: rooms.line("a").submitted)
+        rooms.line("a").finish("s")
+        assert (await ending(generation))[-1] == ChoiceDone(0, "stop")
 
 
 async def test_an_idle_model_goes_and_comes_back():

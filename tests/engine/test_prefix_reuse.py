@@ -78,17 +78,17 @@ async def test_another_tenant_finds_nothing(engine_of: Callable[..., Any], model
         assert found == [0, 0, 0, 0, 0, 64, 64]
 
 
-async def test_ten_turns_on_a_hybrid_model_compute_only_the_rest(
-    engine_of: Callable[..., Any], hybrid_path: str
-) -> None:
-    """Outputs are equal with checkpoints alone; what was decoded and is used again differs in the last bits."""
-    settings = msgspec.structs.replace(SMALL, context=1024, num_slots=4)
+async def test_ten_turns_on_a_hybrid_model_compute_only_the_rest(engine_of: Callable[..., Any], mtp_path: str) -> None:
+    """With guesses. Outputs are equal with checkpoints alone; what was decoded and is used again differs in the last
+    bits.
+    """
+    settings = msgspec.structs.replace(SMALL, context=1024, num_slots=4, speculation="mtp")
     exact = msgspec.structs.replace(settings, prefix_cache_answers=False)
     greedy = SamplingParams(temperature=0.0)
     for mode, slack in ((settings, 0), (exact, 64)):
         turns: list[tuple[tuple[int, ...], list[Any]]] = []
-        async with engine_of(hybrid_path, mode) as engine:
-            assert engine.facts.is_hybrid
+        async with engine_of(mtp_path, mode) as engine:
+            assert (engine.facts.is_hybrid, engine.facts.speculation) == (True, "mtp")
             prompt, known = PROMPT[:100], 0
             for turn in range(10):
                 asked = job(f"{turn}", prompt, sampling=greedy, boundaries=(len(prompt) - 3,))
@@ -98,7 +98,8 @@ async def test_ten_turns_on_a_hybrid_model_compute_only_the_rest(
                 known = len(prompt) if mode is exact else len(prompt) + len(tokens) - 1
                 prompt = (*prompt, *(token.token_id for token in tokens), *range(6000 + turn, 6020 + turn))
         if mode is exact:
-            async with engine_of(hybrid_path, msgspec.structs.replace(mode, prefix_cache_bytes=0)) as engine:
+            neither = msgspec.structs.replace(mode, prefix_cache_bytes=0, speculation="off")
+            async with engine_of(mtp_path, neither) as engine:
                 for turn in (4, 9):
                     prompt, tokens = turns[turn]
                     assert (await run(engine, job("fresh", prompt, sampling=greedy)))[0] == tokens

@@ -100,7 +100,8 @@ def test_a_long_sequence_alone_says_the_same_again(model_path: str) -> None:
     settings = setting("auto")
     with loaded(model_path, settings) as (decoder, facts):
         prompt = tuple(decoder.model.vocabulary.tokenize((TEXT * 12).encode()))[:280]
-        loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator_for(decoder, facts, settings, SystemClock()))
+        speculator, _ = speculator_for(decoder, facts, settings, SystemClock())
+        loop = Loop(decoder, LoopLimits(), SystemClock(), None, speculator)
         said: list[list[int]] = []
         for number in range(2):
             loop.handle(Submit(str(number), prompt, SamplingParams(temperature=0.7), (5,), 40, 60.0))
@@ -121,7 +122,7 @@ def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
     """At temperature 0, through the loader that the engine's child uses."""
     settings = setting("draft", draft_model=model_path)
     with loaded(model_path, settings) as (decoder, facts):
-        speculator = speculator_for(decoder, facts, settings, SystemClock())
+        speculator, _ = speculator_for(decoder, facts, settings, SystemClock())
         assert isinstance(speculator, Speculator)
         proposer = speculator.proposer
         assert isinstance(proposer, DraftModel)
@@ -133,15 +134,6 @@ def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
             for report in loop.step() if loop.has_work else []:
                 drafts += [row.drafted for row in getattr(report, "rows", ()) if row.drafted]
         assert all(draft.accepted == draft.proposed for draft in drafts)
-
-
-async def test_a_model_that_cant_take_tokens_back(engine_of: Callable[..., Any], hybrid_path: str) -> None:
-    async with engine_of(hybrid_path, setting("auto")) as engine:
-        facts = engine.facts
-        assert (facts.speculation, "take tokens back" in facts.speculation_reason) == ("off", True)
-    with pytest.raises(ConfigError, match=r"engine\.speculation"):
-        async with engine_of(hybrid_path, setting("prompt_lookup")):
-            raise AssertionError("it should not have started")
 
 
 async def test_a_draft_model_has_to_fit(engine_of: Callable[..., Any], model_path: str, hybrid_path: str) -> None:

@@ -20,11 +20,12 @@ from hitsend.serve.engine.tuned import (
     Tuned,
     Way,
     explained,
-    gain_of,
+    gains_of,
     laid_out,
     loss_of,
     remembered,
     steady_gain,
+    steady_gains,
     tuned_file,
 )
 from hitsend.serve.engine.vocabulary import LoadedModel
@@ -64,10 +65,22 @@ def test_the_fastest_within_the_bound_is_chosen_if_its_gain_is_real(rows, chosen
 
 def test_a_gain_is_of_whole_requests_at_three_widths():
     twice = msgspec.structs.replace(SHIPPED, prefill=400.0, decode={1: 160.0, 8: 200.0, 32: 320.0})
-    assert gain_of(twice, SHIPPED) == pytest.approx(2)
-    assert gain_of(SHIPPED, SHIPPED) == pytest.approx(1)
+    assert gains_of(twice, SHIPPED) == pytest.approx(dict.fromkeys((1, 8, 32), 2.0))
+    assert gains_of(SHIPPED, SHIPPED) == pytest.approx(dict.fromkeys((1, 8, 32), 1.0))
     faster_prefill = msgspec.structs.replace(SHIPPED, prefill=1e12)
-    assert 1 < gain_of(faster_prefill, SHIPPED) < 4
+    assert all(1 < gain < 4 for gain in gains_of(faster_prefill, SHIPPED).values())
+
+
+def test_what_gains_in_company_only_is_chosen_where_there_are_slots_for_company():
+    split = msgspec.structs.replace(row("q4_0+offsets", 1.2, 0.004), gains={1: 0.9, 8: 1.4, 32: 1.4})
+    result = tuned(split)
+    assert [result.choice(0.01, slots).way.layout for slots in (1, 4, 8, 32, 64)] == [AS_SHIPPED] * 2 + [
+        "q4_0+offsets"
+    ] * 3
+    assert "1.21 times the output of the weights as shipped (0.90 at 1, 1.40 at 8, 1.40 at 32 at once)" in explained(
+        result, 0.01
+    )
+    assert "q4_0+offsets 0.90 times at +0.40%" in explained(result, 0.01, 1)
 
 
 def test_a_slow_moment_is_no_gain():
@@ -82,6 +95,7 @@ def test_a_slow_moment_is_no_gain():
     real = {first: [turn(50.0)] * 3, other: [turn(100.0)] * 3}
     assert steady_gain(other, real) == pytest.approx(2)
     assert steady_gain(first, real) == pytest.approx(1)
+    assert steady_gains(other, real) == pytest.approx(dict.fromkeys((1, 8, 32), 2.0))
 
 
 def test_a_loss_is_paired_window_by_window():

@@ -80,6 +80,7 @@ async def photograph(served: Served, keys: dict[str, str], folder: pathlib.Path,
             await newcomer(album)
             await records(album, served, keys, ids)
             await live(album, session, served, keys)
+            await plans(album)
             await page.close()
     finally:
         browser.close()
@@ -118,6 +119,13 @@ async def live(album: Album, session: aiohttp.ClientSession, served: Served, key
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def plans(album: Album) -> None:
+    await album.page.resize(1200, 800)
+    asked = "model=Qwen3.8-27B&gpu=H200&kv-dtype=fp8&max-model-len=32768"
+    await album.go(f"#/plan/memory?{asked}", "!document.querySelector('#plan-answer').hidden")
+    await album.take("plan", 800)
 
 
 async def records(album: Album, served: Served, keys: dict[str, str], ids: list[str]) -> None:

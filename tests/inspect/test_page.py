@@ -44,6 +44,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::aiohttp.web_exceptions.NotAppKe
 FIELDS = {"temperature": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 2}, {"type": "null"}]}, HOSTILE: {}}
 
 
+def hostile_course() -> list[dict[str, Any]]:
+    """A request's way through a route whose every word is hostile."""
+    one = {"name": HOSTILE, "model": HOSTILE, "engine": HOSTILE, "is_ready": False, "unable": HOSTILE}
+    one |= {"cost_microusd": 1.5, "ttft_ms": 2.0, "num_observed": 3, "error_share": 0.5}
+    turn = {"type": "routed", "at_ms": 4.0, "engine": HOSTILE, "model": HOSTILE, "reason": HOSTILE, "route": HOSTILE}
+    judged = {"type": "judged", "at_ms": 4.0, "accepted": False, "verdicts": {HOSTILE: HOSTILE}, "mean_logprob": -1.5}
+    gone = {"type": "abandoned", "at_ms": 5.0, "code": HOSTILE, "message": HOSTILE}
+    return [
+        turn | {"attempt": 1, "candidates": [one]},
+        {"type": "sent", "at_ms": 4.0, "attempt": 1},
+        {"type": "answered", "at_ms": 4.0, "status": 503, "reason": HOSTILE, "will_retry": True},
+        judged | {"judge_microusd": 3},
+        gone | {"cost_microusd": 1, "billed_microusd": 0},
+        turn | {"attempt": 2, "candidates": []},
+        {"type": "shadowed", "at_ms": 6.0, "model": HOSTILE, "request_id": HOSTILE},
+    ]
+
+
 def hostile_record() -> dict[str, Any]:
     known = record(request_id="req/2?", model=HOSTILE, error={"code": HOSTILE, "message": HOSTILE, "param": None})
     scored = [{"token": each, "logprob": -0.5, "top": [{"token": each, "logprob": -0.7}]} for each in CORPUS]
@@ -56,6 +74,7 @@ def hostile_record() -> dict[str, Any]:
         {"type": "stop_matched", "at_ms": 3.0, "choice": 0, "stop": HOSTILE, "num_tokens": 4},
         {"type": "held", "at_ms": 3.0, "choice": 0, "num_bytes": 4, "reason": HOSTILE},
         {"type": HOSTILE, "at_ms": 4.0, HOSTILE: HOSTILE},
+        *hostile_course(),
     ]
     return known
 
@@ -255,7 +274,21 @@ async def test_the_page_asks_for_a_key_where_one_is_needed_and_keeps_it_in_the_t
 
 def test_the_page_is_whole_without_anything_from_elsewhere():
     texts = {path.name: path.read_text("utf-8") for path in WEB.iterdir()}
-    modules = ("api", "ask", "compare", "dom", "live", "money", "page", "record", "search", "tokens", "waterfall")
+    modules = (
+        "api",
+        "ask",
+        "compare",
+        "dom",
+        "live",
+        "money",
+        "page",
+        "plan",
+        "record",
+        "route",
+        "search",
+        "tokens",
+        "waterfall",
+    )
     pages = {"index.html", "page.css", "views.css", "docs.html", "docs.js", "docs.css"}
     assert set(texts) == {*pages, *(f"{name}.js" for name in modules)}
     for name, text in texts.items():

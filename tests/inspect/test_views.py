@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from hitsend.plan.facts import shipped_facts
 from tests.inspect.chromium import Chromium, find
 from tests.served import serving, until
 
@@ -28,6 +30,7 @@ for (const [tag, changes] of [["button", {}], ["h6", {textContent: "deep"}], ["i
 DECODED = """[...document.querySelectorAll("#live-requests .decode_own")]
   .reduce((sum, bar) => sum + Number(bar.getAttribute("width")), 0)"""
 NUM_CONCURRENT = 16
+MEMORY = "model=Qwen3.8-27B&gpu=H200&kv-dtype=fp8&max-model-len=32768&prefix-caching=true"
 SUMS = """(() => {
   const ms = (row) => parseFloat(row.cells[2].textContent) * (row.cells[2].textContent.endsWith(" ms") ? 1 : 1000);
   const rows = [...document.querySelectorAll("#record .segments tr")];
@@ -120,6 +123,11 @@ async def test_everything_about_one_request_and_another_beside_it(served, page):
     output = served.record(ids[0])["usage"]["completion_tokens"]
     scored = "[aria-label^='Tokens of the answer'] .token"
     assert await page.run(f"document.querySelectorAll({json.dumps(scored)}).length") == output
+    unscored = served.chat("Say ho.", max_tokens=6, temperature=0, ignore_eos=True)["hitsend"]["request_id"]
+    await go(page, f"#/request/{unscored}", f"document.querySelectorAll({json.dumps(scored)}).length === 6")
+    colours = await page.run(f"[...document.querySelectorAll({json.dumps(scored)})].map((one) => one.className)")
+    ids_said = served.record(unscored)["output_token_ids"]["0"]
+    assert colours[:6] == [f"token i{one % 6}" for one in ids_said[:6]], "by id: nobody asked for chances"
     await go(page, f"#/compare/{ids[0]}/{ids[1]}", "document.querySelectorAll('#compared .segments').length === 2")
     assert "decode" in await text_of(page, "#compared")
     await go(page, "#/requests?min_wall_ms=0.5", "document.querySelectorAll('#requests tbody tr').length >= 2")
@@ -173,6 +181,7 @@ async def test_every_view_fits_reads_and_is_usable_without_a_mouse(served, page)
         f"#/request/{first}": "!document.querySelector('#record').hidden",
         f"#/compare/{first}/{second}": "document.querySelectorAll('#compared .segments').length === 2",
         "#/money": "document.querySelector('#spent table')",
+        f"#/plan/memory?{MEMORY}": "!document.querySelector('#plan-answer').hidden",
     }
     await page.open(f"{served.url}/")
     await ask(page, "Hello.", max_tokens="8")
@@ -200,6 +209,36 @@ async def test_every_view_fits_reads_and_is_usable_without_a_mouse(served, page)
         seen.append(await page.run("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
     assert seen == sorted(set(seen)), "the focus follows the order of the page"
     assert page.problems == []
+
+
+async def test_a_plan_is_asked_by_keyboard_and_its_address_can_be_given_away(served, page):
+    await page.open(f"{served.url}/inspect#/plan/memory?{MEMORY}")
+    await page.until("!document.querySelector('#plan-answer').hidden")
+    command = await text_of(page, "#plan-command")
+    assert "--max-model-len 32768 --prefix-caching" in command
+    told = await asyncio.to_thread(
+        subprocess.check_output, [sys.executable, "-m", *shlex.split(command)], text=True, timeout=60
+    )
+    assert await page.run("document.querySelector('#plan-text').textContent") == told.rstrip("\n")
+    assert json.loads(await page.run("document.querySelector('#plan-json').textContent"))["fits"] is True
+    assert await page.run("document.querySelector('#plan-others').open"), "a field of the address is to be seen"
+    await go(page, "#/plan/cost", "document.querySelector('#plan-field-price')")
+    await page.run("document.querySelector('#plan-field-price').focus()")
+    for typed in ("0.45/3.20", "30000", "1200", "400"):
+        await page.call("Input.insertText", text=typed)
+        await page.press("Tab", 9)
+    await page.press("Enter", 13)
+    await page.until("document.querySelector('#plan-text').textContent.includes('54.60 USD gross')")
+    assert await page.run("location.hash") == "#/plan/cost?price=0.45/3.20&requests=30000&input=1200&output=400"
+    assert page.problems == []
+    await go(page, "#/plan/train?params=7B&zero=7", "!document.querySelector('#plan-error').hidden")
+    assert await page.run("document.querySelector('#plan-field-zero').ariaInvalid") == "true"
+    assert await page.run("document.querySelector('#plan-answer').hidden")
+    await go(page, "#/plan/memory?gpu=H100", "document.querySelector('#plan-paste')")
+    config = next(one.config for one in shipped_facts().models if one.name.endswith("Qwen3-8B"))
+    await page.run(f"document.querySelector('#plan-config').value = {json.dumps(json.dumps(config))}")
+    await page.run("document.querySelector('#plan-form button').click()")
+    await page.until("document.querySelector('#plan-text').textContent.startsWith('pasted on vllm')")
 
 
 def made_key(folder, name):

@@ -81,10 +81,10 @@ def is_running(pid):
 
 
 def test_models_take_turns_under_one_budget(tmp_path):
-    """Room for the default model and one more: a takes 108 MB, b 143."""
+    """Room for the default model and one more: a takes about 230 MB, b 265."""
     config = written(
         tmp_path,
-        MODEL + "memory_budget_bytes = 260_000_000",
+        MODEL + "memory_budget_bytes = 520_000_000",
         "[stream]\nping_s = 0.1",
         pooled("a"),
         pooled("b", idle_unload_s=1.0, num_slots=1, context=2048),
@@ -94,7 +94,8 @@ def test_models_take_turns_under_one_budget(tmp_path):
         listed = {one["id"]: one for one in served.get("/v1/models")["data"]}
         assert set(listed) == {"smollm2-135m", "a-model", "b-model"}
         assert listed["a-model"]["hitsend"]["state"] == "unloaded"
-        assert served.state()["pool"]["memory_used_bytes"] == listed["a-model"]["hitsend"]["memory_bytes"]
+        used, alike = served.state()["pool"]["memory_used_bytes"], listed["a-model"]["hitsend"]["memory_bytes"]
+        assert abs(used / alike - 1) < 0.05, "the default model alone; each is rehearsed in a process of its own"
         first = served.chat("Hi", model="a-model", max_tokens=3)
         assert (states(served), first["hitsend"]["cost_microusd"]) == ({"a": "loaded", "b": "unloaded"}, 0)
         record = served.record(first["hitsend"]["request_id"])

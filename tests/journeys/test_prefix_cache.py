@@ -79,3 +79,38 @@ def test_tenants_never_hit_each_other_and_a_restart_forgets(tmp_path: Path) -> N
         )
         assert (state["cells_cached"], state["cache_bytes"], state["cells_used"]) == (0, 0, 0)
         assert ask(keys[0]) == 0
+
+
+def test_what_left_memory_comes_back_from_disk(tmp_path: Path) -> None:
+    """Live cells, then memory, then a file; a broken file and another salt find nothing; a stop leaves nothing."""
+    folder = tmp_path / "cache"
+    words = ["--set", "engine.num_slots=1", "--set", "engine.context=512", "--set", "engine.prefix_cache_bytes=6000000"]
+    words += ["--set", f"engine.prefix_cache_dir={folder}", "--set", "engine.prefix_cache_disk_bytes=30000000"]
+    with serving(*words, data=tmp_path) as served:
+
+        def ask(name: str, **fields: object) -> tuple[int, str | None, str]:
+            answer = served.chat(name + TEXT, max_tokens=4, seed=1, **fields)
+            record = served.record(answer["hitsend"]["request_id"])
+            (matched,) = [event for event in record["events"] if event["type"] == "prefix_matched"]
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert matched["cached_tokens"] == cached
+            return cached, matched["source"], answer["choices"][0]["message"]["content"]
+
+        def files() -> list[Path]:
+            return [each for each in folder.glob("spill-*/*") if len(each.name) == 32]
+
+        first = [ask(name) for name in "ABC"]
+        assert [cached for cached, _, _ in first] == [0, 0, 0]
+        assert len(until(files, bool)) == 1
+        assert served.state()["cache_disk_bytes"] > 2_000_000
+        cached, source, said = ask("A", cache_salt="x")
+        assert (cached, source, said) == (0, None, first[0][2])
+        cached, source, said = ask("A")
+        assert cached > 64
+        assert (source, said) == ("disk", first[0][2])
+        assert ask("A")[1] == "live"
+        for path in until(files, lambda found: len(found) >= 2):
+            path.write_bytes(path.read_bytes()[:-1] + b"!")
+        assert {(cached, said) for cached, _, said in (ask("B"), ask("C"))} <= {(0, first[1][2]), (0, first[2][2])}
+        assert served.wait_idle()["engine"]["check"] is None
+    assert list(folder.glob("spill-*")) == []

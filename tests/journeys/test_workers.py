@@ -130,6 +130,23 @@ def test_a_clients_own_id_is_used_once_over_all_processes(served: Served) -> Non
     assert len(set(shown)) == len(shown)
 
 
+def test_whoever_is_asked_shows_what_runs_in_all_of_them(served: Served) -> None:
+    names = {f"live-{number}" for number in range(6)}
+    streams = [open_stream(served, name) for name in sorted(names)]
+    asked = set()
+    for _ in range(60):  # the kernel chooses who answers: from two of them on, somebody told of what wasn't its own
+        frame = json.loads(served.text("/inspect/live?frames=1").partition("data: ")[2].partition("\n")[0])
+        assert names <= {one["request_id"] for one in frame["requests"]}
+        assert frame["num_requests"] >= len(names)
+        asked.add(frame["pid"])
+        if len(asked) > 1:
+            break
+    assert len(asked) > 1
+    for answer in streams:
+        answer.close()
+    served.wait_idle()
+
+
 def test_a_killed_gateway_is_nobody_elses_loss(served: Served) -> None:
     """Its streams end, what it held is given back and closed unbilled; the others' go on; another one takes its
     place."""

@@ -19,11 +19,11 @@ def submit(request_id, num_prompt_tokens=5, *, seeds=(1,), max_tokens=8, deadlin
 class Driven:
     """Steps a loop and keeps what it said. Never-ending by default: the fake's end token is not in its vocabulary."""
 
-    def __init__(self, *, limits=None, end_token_ids=frozenset(), speculator=None, **decoder):
+    def __init__(self, *, limits=None, end_token_ids=frozenset(), speculator=None, disk=None, **decoder):
         self.clock = FakeClock()
         self.decoder = FakeDecoder(clock=self.clock, end_token_ids=end_token_ids, **decoder)
         self.limits = limits or LoopLimits(step_tokens=16, reserve_tokens=4, max_waiting=64, check_every_step=True)
-        self.loop = Loop(self.decoder, self.limits, self.clock, None, speculator)
+        self.loop = Loop(self.decoder, self.limits, self.clock, None, speculator, disk=disk)
         self.reports = []
         self.done: dict[tuple[str, int], Done] = {}
         self.sampled = defaultdict(list)

@@ -193,14 +193,61 @@ def test_pacing_costs_no_throughput_when_32_come_at_once():
     assert ends[0] <= 1.02 * ends[1]
 
 
-def test_a_late_prompt_has_the_whole_budget():
-    driven = Driven(num_slots=4, cells_per_slot=512, limits=LoopLimits(tpot_target_s=0.001, ttft_target_s=2.0))
-    driven.handle(submit("a", 5, max_tokens=200))
+def prefilled(driven, request_id):
+    """How many tokens of its prompt the next step computes."""
+    return {row.request_id: row.prefill_tokens for row in driven.step()[-1].rows}[request_id]
+
+
+def decoding(tpot_target_s=0.02):
+    """One that decodes, in steps of 10 ms."""
+    limits = LoopLimits(tpot_target_s=tpot_target_s, ttft_target_s=2.0)
+    driven = Driven(num_slots=4, cells_per_slot=1024, limits=limits)
+    driven.handle(submit("a", 5, max_tokens=600))
     for _ in range(5):
         driven.step()
+    return driven
+
+
+def test_a_late_prompt_has_the_whole_budget_as_long_as_it_can_be_on_time():
+    driven = decoding()
     driven.handle(submit("b", 300))
-    reports = driven.step()
-    assert {row.request_id: row.prefill_tokens for row in reports[-1].rows}["b"] == PIECE
+    assert prefilled(driven, "b") == PIECE
     driven.clock.advance(1.1)
-    reports = driven.step()
-    assert {row.request_id: row.prefill_tokens for row in reports[-1].rows}["b"] == 300 - PIECE
+    assert prefilled(driven, "b") == 300 - PIECE
+    driven.handle(submit("c", 300))
+    driven.step()
+    driven.clock.advance(2.1)
+    assert prefilled(driven, "c") in {0, PIECE}, "too late: it may as well wait for a while"
+
+
+def test_prompts_are_not_held_back_where_decodes_are_too_many_for_the_target():
+    driven = decoding(tpot_target_s=0.001)
+    driven.handle(submit("b", 300))
+    assert prefilled(driven, "b") == 300
+
+
+def test_a_decode_that_has_lost_holds_no_short_prompt_back():
+    driven = decoding()
+    driven.clock.advance(100.0)
+    driven.handle(submit("b", 600))
+    pieces = [prefilled(driven, "b") for _ in range(4)]
+    assert min(pieces) >= PIECE
+
+
+def mixed(rate, limits, seconds=90.0):
+    """Requests a second that kept 2 s to the first token and 100 ms per token: short, medium and long prompts."""
+    rng, coming, at = random.Random(5), [], 0.0
+    while (at := at + rng.expovariate(rate)) < seconds:
+        prompt, output = rng.choices([(124, 64), (450, 96), (2000, 48)], [0.7, 0.25, 0.05])[0]
+        coming.append(arrival(at, f"r{len(coming)}", prompt, output))
+    ran = Simulated(coming, cells_per_slot=2816, limits=limits)
+    tpot_s = {name: (told[-1] - told[0]) / (len(told) - 1) for name, told in ran.told_at.items()}
+    return sum(ran.ttft_s[name] <= 2.0 and tpot_s[name] <= 0.1 for name in tpot_s) / seconds
+
+
+def test_more_requests_keep_both_targets_than_first_come_first_served():
+    """As many as 2,048 prompt tokens a step, in the order in which they come, is what llama-server does."""
+    greedy = LoopLimits(step_tokens=2048, tpot_target_s=math.inf, ttft_target_s=math.inf)
+    theirs, ours = ([mixed(rate, limits) for rate in (0.7, 0.9)] for limits in (greedy, LoopLimits()))
+    assert all(own >= 1.1 * their for own, their in zip(ours, theirs, strict=True)), (ours, theirs)
+    assert max(ours) >= 1.25 * max(theirs), (ours, theirs)

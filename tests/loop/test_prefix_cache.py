@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hitsend.serve.loop.prefix_cache import CacheRules, Difference, Entry, PrefixCache, ids
+from hitsend.serve.loop.prefix_cache import CacheRules, Entry, PrefixCache, ids
+from hitsend.serve.loop.radix import Difference
 
 RULES = CacheRules(max_bytes=600, step=1, is_whole=False, takes_inexact=True)
 
@@ -23,6 +24,31 @@ def cache_of(*entries, **rules):
     for each in entries:
         cache.add(each)
     return cache
+
+
+class Files:
+    """A disk that is sometimes busy and loses things."""
+
+    problem = None
+
+    def __init__(self, rng=None):
+        self.rng, self.files, self.number = rng, {}, 0
+
+    def takes(self, num_bytes):
+        return self.rng is None or self.rng.random() < 0.8
+
+    def put(self, salt, tokens, saved):
+        self.number += 1
+        self.files[self.number] = (salt, tokens.tobytes(), saved)
+        return self.number
+
+    def get(self, number, salt, tokens):
+        found_salt, found_tokens, saved = self.files[number]
+        assert (found_salt, found_tokens) == (salt, tokens.tobytes())
+        return None if self.rng is not None and self.rng.random() < 0.2 else saved
+
+    def drop(self, number):
+        del self.files[number]
 
 
 def usable(cache, *tokens, salt="a"):
@@ -118,47 +144,118 @@ class Naive:
         )
 
 
+class Played:
+    """Random operations on a cache over a disk that is sometimes busy and loses things, beside the list."""
+
+    def __init__(self, is_whole, step):
+        self.rng, self.at, self.done = random.Random(step + 10 * is_whole), 0.0, Counter()
+        self.naive = Naive(is_whole, step)
+        self.cache = cache_of(is_whole=is_whole, step=step, max_disk_bytes=900)
+        self.disk = self.cache.disk = Files(self.rng)
+
+    def play(self, kind):
+        self.at += self.rng.choice([0.0, 1.0, 100.0])
+        self.done[kind] += 1
+        chosen = self.rng.choice(self.naive.entries) if self.naive.entries else None
+        if kind in {"add", "find"} or chosen is not None:
+            getattr(self, kind)(chosen)
+        gone = [each for each in self.naive.entries if each not in self.cache]
+        assert kind in {"remove", "add", "save", "load"} or not gone
+        self.naive.entries = [each for each in self.naive.entries if each in self.cache]
+        self.check()
+
+    def prompt(self):
+        return self.rng.choice("abb"), [self.rng.randrange(3) for _ in range(self.rng.randint(1, 12))]
+
+    def add(self, _chosen):
+        salt, tokens = self.prompt()
+        made = entry(*tokens, salt=salt, at=self.at, slot=self.rng.choice([None, 1, 2]))
+        size = self.rng.randint(1, 120)
+        if made.slot is not None or self.cache.make_room(size, self.at, worth=made.value(self.at)):
+            made.saved = None if made.slot is not None else np.zeros(size, np.uint8)
+            self.cache.add(made)
+            self.naive.entries.append(made)
+
+    def find(self, _chosen):
+        salt, tokens = self.prompt()
+        found = self.cache.find(salt, ids(tokens))
+        assert (found.ready.num_tokens if found.ready else 0) == self.naive.usable(salt, tokens)
+        assert found.num_matched == self.naive.matched(salt, tokens)
+        assert found.ready is None or found.ready.entry in self.naive.entries
+
+    def remove(self, chosen):
+        self.cache.remove(chosen)
+
+    def use(self, chosen):
+        self.cache.use(chosen, self.at)
+
+    def save(self, chosen):
+        if chosen.has_copy:
+            return
+        before = sorted(each.value(self.at) for each in self.naive.entries if each.saved is not None)
+        self.cache.save(chosen, np.zeros(self.rng.randint(1, 120), np.uint8), self.at)
+        if chosen.saved is not None:
+            others = [each for each in self.cache if each.saved is not None and each is not chosen]
+            after = sorted(each.value(self.at) for each in others)
+            assert before[len(before) - len(after) :] == after, "the least valuable went"
+
+    def load(self, _chosen):
+        stored = [each for each in self.naive.entries if each.stored is not None]
+        if not stored:
+            return
+        chosen = self.rng.choice(stored)
+        num_bytes, was_near = chosen.stored.num_bytes, chosen.is_near
+        saved = self.cache.load(chosen)
+        self.done["lost" if saved is None else "read"] += 1
+        if saved is None:
+            assert (chosen in self.cache, chosen.stored) == (was_near, None)
+        else:
+            assert saved.nbytes == num_bytes
+            self.cache.save(chosen, saved, self.at)
+            assert chosen in self.cache, "what is being read never makes way for itself"
+
+    def check(self):
+        self.done["only on disk"] += sum(not each.is_near for each in self.naive.entries)
+        stored = {each.stored.number for each in self.naive.entries if each.stored is not None}
+        assert self.disk.files.keys() == stored
+        assert sum(saved.nbytes for _, _, saved in self.disk.files.values()) == self.cache.num_disk_bytes <= 900
+        assert self.cache.problems() == []
+        assert self.cache.num_bytes <= 600
+        assert len(self.cache) == len(self.naive.entries)
+
+
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("step", [1, 3])
 def test_thousands_of_random_operations_find_what_a_list_finds(is_whole, step):
-    """4 times 2,500 operations: what is found, what is matched, whose bytes go, and that the books are right."""
-    rng, at, done = random.Random(step + 10 * is_whole), 0.0, Counter()
-    naive, cache = Naive(is_whole, step), cache_of(is_whole=is_whole, step=step)
+    """4 times 2,500 operations: what is found, what is matched, whose bytes go where, and that the books are right."""
+    played = Played(is_whole, step)
     for _ in range(2500):
-        at += rng.choice([0.0, 1.0, 100.0])
-        salt = rng.choice("abb")
-        tokens = [rng.randrange(3) for _ in range(rng.randint(1, 12))]
-        kind = rng.choice(["add", "add", "remove", "find", "find", "use", "save"])
-        chosen = rng.choice(naive.entries) if naive.entries else None
-        done[kind] += 1
-        if kind == "add":
-            made = entry(*tokens, salt=salt, at=at, slot=rng.choice([None, 1, 2]))
-            size = rng.randint(1, 120)
-            if made.slot is not None or cache.make_room(size, at, worth=made.value(at)):
-                made.saved = None if made.slot is not None else np.zeros(size, np.uint8)
-                cache.add(made)
-                naive.entries.append(made)
-        elif kind == "find":
-            found = cache.find(salt, ids(tokens))
-            assert (found.ready.num_tokens if found.ready else 0) == naive.usable(salt, tokens)
-            assert found.num_matched == naive.matched(salt, tokens)
-            assert found.ready is None or found.ready.entry in naive.entries
-        elif chosen is not None and kind == "remove":
-            cache.remove(chosen)
-        elif chosen is not None and kind == "use":
-            cache.use(chosen, at)
-        elif chosen is not None and kind == "save":
-            before = sorted(each.value(at) for each in naive.entries if each.saved is not None)
-            if chosen.saved is None and cache.save(chosen, np.zeros(rng.randint(1, 120), np.uint8), at):
-                after = sorted(each.value(at) for each in cache if each.saved is not None and each is not chosen)
-                assert before[len(before) - len(after) :] == after, "the least valuable went"
-        gone = [each for each in naive.entries if each not in cache]
-        assert kind in {"remove", "add", "save"} or not gone
-        naive.entries = [each for each in naive.entries if each in cache]
-        assert cache.problems() == []
-        assert cache.num_bytes <= 600
-        assert len(cache) == len(naive.entries)
-    assert min(done.values()) > 300
+        played.play(played.rng.choice(["add", "add", "remove", "find", "find", "use", "save", "load"]))
+    assert min(played.done[kind] for kind in ("add", "remove", "find", "use", "save", "load")) > 250
+    assert min(played.done[kind] for kind in ("lost", "read", "only on disk")) > 25
+    cache = played.cache
     for each in list(cache):
         cache.remove(each)
-    assert (cache.num_bytes, len(cache), cache._roots) == (0, 0, {})
+    left = (cache.num_bytes, cache.num_disk_bytes, len(cache), cache._roots, played.disk.files)
+    assert left == (0, 0, 0, {}, {})
+
+
+def test_what_has_to_leave_memory_goes_to_disk_and_comes_back():
+    cache = cache_of(entry(*range(10), num_bytes=400), max_disk_bytes=500)
+    disk = cache.disk = Files()
+    (first,) = cache
+    rich = entry(*range(50, 70), slot=1)
+    cache.add(rich)
+    assert cache.save(rich, np.zeros(600, np.uint8), 0.0)
+    assert (first.place, cache.num_bytes, cache.num_disk_bytes, len(disk.files)) == ("disk", 600, 400, 1)
+    assert usable(cache, *range(10), 99) == 10
+    assert cache.load(first).nbytes == 400
+    poor = entry(90, slot=2)
+    cache.add(poor)
+    assert not cache.save(poor, np.zeros(200, np.uint8), 0.0), "nothing goes for something worth less, nowhere"
+    assert (cache.problems(), first in cache) == ([], True)
+    best = entry(*range(100, 140), num_bytes=None, slot=3)
+    cache.add(best)
+    assert cache.save(best, np.zeros(600, np.uint8), 0.0)
+    assert (rich.saved, rich.place, best.place) == (None, "live", "live"), "what has a slot needs no file"
+    assert cache.problems() == []

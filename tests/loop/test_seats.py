@@ -14,7 +14,31 @@ from tests.loop.driven import Driven
 A = tuple(1 + i % 50 for i in range(40))
 
 
-def cached(*, num_bytes=10**6, step=4, step_tokens=16, reserve_tokens=4, answers=True, **decoder):
+class Files:
+    """A disk: what is put is there, unless it is taken away. `asked` are the salts that something was read for."""
+
+    problem = None
+
+    def __init__(self):
+        self.files, self.number, self.asked = {}, 0, []
+
+    def takes(self, num_bytes):
+        return True
+
+    def put(self, salt, tokens, saved):
+        self.number += 1
+        self.files[self.number] = saved
+        return self.number
+
+    def get(self, number, salt, tokens):
+        self.asked.append(salt)
+        return self.files.get(number)
+
+    def drop(self, number):
+        self.files.pop(number, None)
+
+
+def cached(*, num_bytes=10**6, step=4, step_tokens=16, reserve_tokens=4, answers=True, disk=None, **decoder):
     limits = LoopLimits(
         step_tokens=step_tokens,
         reserve_tokens=reserve_tokens,
@@ -23,8 +47,9 @@ def cached(*, num_bytes=10**6, step=4, step_tokens=16, reserve_tokens=4, answers
         prefix_cache_bytes=num_bytes,
         prefix_step=step,
         prefix_answers=answers,
+        prefix_disk_bytes=0 if disk is None else 10**6,
     )
-    return Driven(limits=limits, **decoder)
+    return Driven(limits=limits, disk=disk, **decoder)
 
 
 def ask(request_id, prompt, *, seeds=(1,), max_tokens=6, salt="one", boundaries=(), tenant=(), **sampling):
@@ -248,3 +273,35 @@ def test_saving_is_left_where_computing_is_cheaper():
         costs.saved(10, 1000, 1.0)
         costs.computed(1000, 0.001)
     assert not costs.is_saving_cheaper
+
+
+def test_what_memory_has_no_room_for_comes_back_from_disk():
+    disk = Files()
+    driven = cached(num_slots=1, num_bytes=200, disk=disk)
+    prompts = {name: (first, *A[1:]) for first, name in enumerate("abc", 1)}
+    for name, prompt in prompts.items():
+        driven.handle(ask(name, prompt))
+        driven.run()
+    pulse = driven.loop.pulse()
+    assert (pulse.cache_bytes, pulse.cache_disk_bytes, len(disk.files)) == (184, 184, 1)
+    for name, salt, expected in (("other", "two", (0, "")), ("again", "one", (36, "disk"))):
+        driven.handle(ask(name, prompts["a"], salt=salt))
+        driven.run()
+        assert found(driven, name) == expected
+        assert driven.tokens(name) == alone(prompts["a"])
+    assert driven.done["again", 0].num_cached_tokens == 36
+    assert disk.asked == ["one"], "no file is read for who may not have it"
+
+
+def test_a_file_that_is_lost_is_a_miss_and_nothing_else():
+    disk = Files()
+    driven = cached(num_slots=1, num_bytes=200, disk=disk)
+    for first, name in enumerate("abc", 1):
+        driven.handle(ask(name, (first, *A[1:])))
+        driven.run()
+    disk.files.clear()
+    driven.handle(ask("again", (1, *A[1:])))
+    driven.run()
+    assert found(driven, "again") == (0, "")
+    assert driven.tokens("again") == alone((1, *A[1:]))
+    assert driven.prefilled["again", 0] == 40

@@ -94,6 +94,22 @@ def test_nobody_waits_for_idle_work_to_compute_their_prompt():
     assert ("now", 0) in driven.done
 
 
+def test_who_is_within_its_share_waits_for_nobody_who_is_over_theirs():
+    """They sit out while a third one's prompt is pending: so would whoever waits for them."""
+    driven = cached(step_tokens=512, cells_per_slot=2048, step=64, num_slots=6)
+    shared = [1 + i % 50 for i in range(1200)]
+    other = [51 + i % 9 for i in range(1200)]
+    driven.handle(ask("before", [60] * 1500, tenant=("greedy",), salt="x", max_tokens=1))
+    driven.run()
+    driven.handle(ask("greedy", shared, tenant=("greedy",)))
+    driven.step()
+    driven.handle(ask("third", other, tenant=("third",), salt="y", max_tokens=1))
+    driven.handle(ask("modest", (*shared, 3), tenant=("modest",), max_tokens=1))
+    for _ in range(8):
+        driven.step()
+    assert ("modest", 0) in driven.done
+
+
 @pytest.mark.parametrize("seed", [1, 2, 43, 50])
 @pytest.mark.parametrize("has_draft_model", [False, True])
 def test_a_storm_of_everything_says_what_each_says_alone(seed, has_draft_model):

@@ -36,6 +36,9 @@ class Fixed:
         self._draft = draft
         self.learnt = []
 
+    def name_for(self, sequence):
+        return "fixed"
+
     def chances(self, sequences):
         return [1.0] * len(sequences)
 

@@ -228,9 +228,9 @@ def test_work_grows_no_faster_than_the_output(form: str, snippet: str, size: int
             total += parser.work
         return total
 
-    small, large = work(1 << 13), work(1 << 14)
+    small, large = work(1 << 12), work(1 << 13)
     assert large <= 2.5 * small
-    assert large <= 200 * (1 << 14)
+    assert large <= 200 * (1 << 13)
 
 
 def test_a_value_is_what_the_schema_says_or_text():

@@ -44,7 +44,14 @@ def request_of(**fields):
 def job_of(request=None, max_tokens=600, **fields):
     request = request or request_of(**fields)
     return Job(
-        "r", (), SamplingParams(), n=1, max_tokens=max_tokens, deadline_s=9.0, chat=request, num_prompt_estimated=5
+        "r",
+        (),
+        SamplingParams(),
+        n=request.n,
+        max_tokens=max_tokens,
+        deadline_s=9.0,
+        chat=request,
+        num_prompt_estimated=5,
     )
 
 

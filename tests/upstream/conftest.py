@@ -47,9 +47,11 @@ class Gateway:
         return state
 
     async def record(self, request_id):
+        """It with its row, which comes a commit after its end; as it is where nothing was held, or after 10 s."""
         for _ in range(500):
             record = await self.get(f"/inspect/requests/{request_id}")
-            if record.get("ledger") or record.get("state") in ("failed", "cancelled"):
+            has_held = any(one["type"] == "reserved" for one in record.get("events", ()))
+            if record.get("ledger") or (record.get("state") in ("failed", "cancelled") and not has_held):
                 break
             await asyncio.sleep(0.02)
         return record

@@ -6,9 +6,9 @@ import pytest
 from hitsend import settings
 from hitsend.serve.app import running
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
-from hitsend.testing import check_stream
 from tests.mock_upstream import mock_upstream
 from tests.upstream.conftest import PRICES, Gateway
+from tests.upstream.contract import keeps_the_contract, told
 
 USAGE = {
     "prompt_tokens": 9,
@@ -68,11 +68,6 @@ def engines(mock):
     )
 
 
-async def told(gate, model, **fields):
-    status, body, answer = await gate.answer(model=model, max_tokens=32, **fields)
-    return status, body, answer
-
-
 async def completes(gate):
     """Prompts without messages, where the kind has a route for them."""
     for model, expected in (("vllm", 200), ("openai", 400), ("cf", 400)):
@@ -85,32 +80,6 @@ async def completes(gate):
             assert found["usage"]["completion_tokens"] == 4
         else:
             assert found["error"]["param"] == "prompt"
-
-
-async def keeps_the_contract(gate, model):
-    """Shapes only: what holds for every engine, the embedded one too."""
-    status, body, answer = await told(gate, model, temperature=0)
-    assert (status, body["object"], body["model"]) == (200, "chat.completion", model)
-    assert body["choices"][0]["message"]["role"] == "assistant"
-    assert body["choices"][0]["finish_reason"] in ("stop", "length")
-    usage = body["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
-    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
-    assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"]
-    assert body["hitsend"]["request_id"] == answer.headers["x-request-id"]
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    _, text, _ = await told(gate, model, temperature=0, **options)
-    seen = check_stream(text.encode(), n=1, include_usage=True)
-    assert seen.finish_reasons == {0: body["choices"][0]["finish_reason"]}
-    _, body, _ = await told(gate, model, logprobs=True, top_logprobs=0)
-    first = body["choices"][0]["logprobs"]["content"][0]
-    assert first.keys() == {"token", "logprob", "bytes", "top_logprobs"}
-    status, body, _ = await told(gate, model, temperature=9)
-    assert (status, body["error"]["param"], body["error"].keys()) == (
-        400,
-        "temperature",
-        {"message", "type", "param", "code"},
-    )
 
 
 @pytest.mark.slow  # a server of its own
@@ -254,13 +223,3 @@ async def test_no_field_and_no_header_of_a_client_moves_the_address_or_the_key(t
             assert {call.headers()["host"] for call in mock.calls} == {host}
             assert {call.head.split(" ")[1] for call in mock.calls} == {"/v1/chat/completions"}
             assert {call.headers()["authorization"] for call in mock.calls} == {"Bearer sk-canary"}
-
-
-@pytest.mark.model
-async def test_the_embedded_engine_keeps_it_too(tmp_path):
-    tree = settings.Settings(
-        server=settings.ServerSettings(data_dir=str(tmp_path)),
-        engine=settings.EngineSettings(alias="here", num_slots=2, context=512),
-    )
-    async with running(tree) as server, aiohttp.ClientSession() as session:
-        await keeps_the_contract(Gateway(server.base_url, session, None), "here")

@@ -9,6 +9,8 @@ import pytest
 from hitsend.core.events import Answered
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
 from hitsend.testing import FakeClock
+from tests.drills.faults import FAULTS, Case, Report, cases, judged, recording
+from tests.drills.faults import broken as faulty
 from tests.upstream.asking import ask, engine_of
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -108,19 +110,6 @@ async def test_frames_without_finish_reasons_end_by_done_alone():
             assert "é7".startswith(answer.text)
 
 
-@pytest.mark.slow  # thousands of requests
-@pytest.mark.parametrize("junk", [b"\x00", b"\xc3", b"}"])
-@pytest.mark.parametrize("kind", [UpstreamSettings, WorkersAISettings])
-async def test_a_byte_that_is_not_its_own_never_makes_another_answer(kind, junk):
-    """One byte in the place of each of the stream's."""
-    async with playing() as player, engine_of(settings_of(kind, player.url)) as engine:
-        for at in range(len(RECORDED)):
-            answer = await broken(engine, player, HEAD + RECORDED[:at] + junk + RECORDED[at + 1 :])
-            assert answer.error is not None or answer.reasons == ["stop"], at
-            assert len(answer.reasons) <= 1, at
-            assert answer.produced.usage.completion_tokens >= 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_events_that_come_twice_change_the_text_at_most(kind):
     async with playing() as player, engine_of(settings_of(kind, player.url, metrics_poll_s=0.0)) as engine:
@@ -151,11 +140,12 @@ async def test_a_status_is_repeated_once_where_it_did_no_work(status):
         assert answer.error.code == ("rate_limit_exceeded" if status.startswith("429") else "engine_unavailable")
 
 
-async def test_the_breaker_opens_tries_one_and_closes():
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_breaker_opens_tries_one_and_closes(kind):
     clock = FakeClock()
     async with playing() as player:
         fields = {"breaker_failures": 3, "breaker_open_s": 2.0}
-        async with engine_of(settings_of(UpstreamSettings, player.url, **fields), clock=clock) as engine:
+        async with engine_of(settings_of(kind, player.url, **fields), clock=clock) as engine:
             player.data = HEAD + EVENTS[0]
             for _ in range(3):
                 assert (await ask(engine)).error.code == "engine_failed"
@@ -166,3 +156,23 @@ async def test_the_breaker_opens_tries_one_and_closes():
             assert (await ask(engine)).reasons == ["stop"]
             assert (await ask(engine)).reasons == ["stop"]
             assert engine.replicas.all[0].breaker.state == "closed"
+
+
+@pytest.mark.slow  # hundreds of requests through a server
+async def test_a_sample_of_all_faults_through_the_whole_server(tmp_path):
+    """`make drill` breaks every byte; here each fault has some, and those around the answer's end."""
+    asked = cases(step=160)
+    report = await faulty(tmp_path, asked)
+    assert report.faults == []
+    assert {case.fault for case in asked} == {*FAULTS, "status"}
+    assert report.outcomes["answered"]
+    assert report.outcomes["an error"]
+    assert report.outcomes["left"] == len(report.left_ms)
+
+
+def test_the_drill_would_see_a_cut_that_became_a_stop():
+    case = Case("openai", True, "cut", recording("openai").ended - 1)
+    chunk = '{"choices":[{"index":0,"delta":{"content":"é"},"finish_reason":"stop"}]}'
+    assert judged(case, 200, f"data: {chunk}\n\ndata: [DONE]\n\n", 1, Report())
+    assert judged(case, 200, 'data: {"error": {}}\n\n', 2, Report())
+    assert judged(case, 200, 'data: {"error": {}}\n\n', 1, Report()) == []

@@ -14,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from hitsend import settings
+from hitsend.cli.serve import _vllm as started_by_flag
 from hitsend.cli.serve import app
+from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.app import running
-from hitsend.serve.upstreams import serve_command
+from hitsend.serve.upstreams import build_upstreams, serve_command
 from hitsend.settings_source import load
 from hitsend.settings_upstreams import VllmSettings
 from tests.upstream.conftest import PRICES, Gateway
@@ -106,9 +108,20 @@ def test_its_command_names_model_address_and_names():
     )
     assert serve_command(one) == (
         *("vllm", "serve", "Qwen/Qwen3.8-27B", "--host", "127.0.0.1", "--port", "8001"),
-        *("--served-model-name", "there", "--max-model-len", "4096"),
+        *("--served-model-name", "there", "--enable-prompt-tokens-details", "--max-model-len", "4096"),
     )
     assert load(flags={"engine.model": "none"}).settings.engines == ()
+
+
+def test_the_flag_takes_a_folder_too(tmp_path):
+    folder = tmp_path / "SmolLM2-135M"
+    folder.mkdir()
+    for model, there in ((str(folder), "smollm2-135m"), (f"{folder}/", "smollm2-135m"), ("Qwen/Qwen3", "Qwen/Qwen3")):
+        (one,) = load(flags={"engine.model": "none", "engines": started_by_flag(model, 8100)}).settings.engines
+        assert list(one.models.values()) == [there]
+        assert serve_command(one)[2] == model
+        tree = settings.Settings(server=settings.ServerSettings(data_dir=str(tmp_path)), engines=(one,))
+        assert build_upstreams(tree, SystemClock(), lambda *_: None).engines
 
 
 def test_the_flag_wants_a_model():

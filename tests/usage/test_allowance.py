@@ -14,7 +14,8 @@ from hitsend.serve.usage.allowance import (
     fits,
 )
 from hitsend.serve.usage.ledger import Settlement
-from hitsend.serve.usage.pricing import Price
+from hitsend.serve.usage.pricing import Price, PriceBook, Unbilled, cost_microusd, neurons_micro
+from hitsend.serve.usage.reconcile import reconcile
 from tests.usage.storage import storage, wanted
 
 ONE = Price("n", 11 * MICRONEURONS, 11 * MICRONEURONS, in_neurons=True)
@@ -75,3 +76,20 @@ async def test_a_row_names_who_settled_it(url):
         hold = await opened.ledger.reserve(wanted("a"))
         await opened.ledger.settle(hold, Settlement(Usage(1, 1), "stop"))
         assert [(row["settled_by"], row["neurons_micro"]) for row in await opened.rows()] == [("me", None)]
+
+
+async def test_what_was_paid_for_before_costs_nothing_and_uses_neurons_all_the_same(url):
+    """The provider counts it once more, whoever pays: a free day that it would overrun refuses it."""
+    book = Unbilled(PriceBook(elsewhere={"m": ("workers_ai", "@cf/qwen/qwen3.8-27b")}))
+    price, usage = book.find("m", is_local=False), Usage(1000, 500)
+    assert (cost_microusd(price, usage), neurons_micro(price, usage)) == (0, 186_363_500)
+    async with storage(url) as opened:
+        limited = {"price": price, "neurons_limit_micro": FREE_NEURONS_MICRO}
+        with pytest.raises(InsufficientQuota):
+            await opened.ledger.reserve(wanted("large", input_tokens=0, output_tokens=40_000, **limited))
+        hold = await opened.ledger.reserve(wanted("r", input_tokens=1000, output_tokens=500, **limited))
+        assert [one["neurons_micro"] for one in await opened.holds()] == [186_363_500]
+        row = await opened.ledger.settle(hold, Settlement(usage, "stop"))
+        assert (row.cost_microusd, row.neurons_micro, row.price_id) == (0, 186_363_500, "batch-repeat")
+        assert "rows_wrong_neurons" not in (await reconcile(opened.database, 0.0)).drifted
+    assert not Unbilled(PriceBook()).find("m", is_local=True).in_neurons

@@ -119,7 +119,7 @@ def test_the_engines_figures_are_taken_over_and_counters_never_fall():
     metrics.set_engine(state(restarts=0, preemptions_total=5, running=2, waiting=3, cells_used=10, cells_total=100))
     metrics.set_engine(state(restarts=1, preemptions_total=1, slots_used=1, slots_total=4))
     metrics.observe_step(StepFigures(12, 3, 5, 0.2, 0.15))
-    metrics.observe_step(StepFigures(0, 4, 4, 0.1, 0.1, (Drafted(0, 3, 1), Drafted(1, 1, 1))))
+    metrics.observe_step(StepFigures(0, 4, 4, 0.1, 0.1, (Drafted(0, 3, 1, "mtp"), Drafted(1, 1, 1, "mtp"))))
     found = samples(metrics)
     engine = ("engine", "embedded")
     assert found[("hitsend_preemptions_total", engine)] == 6
@@ -130,10 +130,12 @@ def test_the_engines_figures_are_taken_over_and_counters_never_fall():
     assert found[("hitsend_tokens_computed_total", engine, ("phase", "prefill"))] == 12
     assert found[("hitsend_tokens_computed_total", engine, ("phase", "decode"))] == 7
     assert found[("hitsend_steps_total", engine)] == 2
-    drafts = {key[2:]: count for key, count in found.items() if key[0] == "hitsend_drafts_total"}
-    accepted, rejected = ("outcome", "accepted"), ("outcome", "rejected")
+    drafts = {key[1:]: count for key, count in found.items() if key[0] == "hitsend_drafts_total"}
+    mtp, accepted, rejected = ("drafter", "mtp"), ("outcome", "accepted"), ("outcome", "rejected")
     first, second, third = (("position", number) for number in "123")
-    assert drafts == {(accepted, first): 2, (rejected, second): 1, (rejected, third): 1}
+    places = ((accepted, first), (rejected, second), (rejected, third))
+    assert [drafts[mtp, engine, *place] for place in places] == [2, 1, 1]
+    assert len(drafts) == 3
     assert found[("hitsend_tokens_output_total", engine)] == 9
     assert found[("hitsend_step_seconds_total", engine, ("part", "model"))] == 0.25
     assert abs(found[("hitsend_step_seconds_total", engine, ("part", "loop"))] - 0.05) < 1e-9

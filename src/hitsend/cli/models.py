@@ -21,6 +21,8 @@ from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
 from hitsend.serve.engine.tuned import Measured, Tuned, explained, remembered, tune
 from hitsend.settings import Settings
 
+_LEAST_WIDTH = 112
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Models on this machine.")
 
 
@@ -48,7 +50,9 @@ def list_models(
 @app.command("tune")
 def tune_model(
     model: options.Model = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Layouts only, one turn, a quarter of the texts.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Layouts only, fewer turns and texts; no loss of what gains nothing.")
+    ] = False,
     config: options.Config = None,
     data: options.Data = None,
     sets: options.Set = None,
@@ -59,19 +63,20 @@ def tune_model(
     if settings.engine.model == NO_MODEL:
         raise ConfigError("engine.model is none: there is nothing to measure")
     result = tune(find_model(settings), models_dir(settings), settings.engine, is_quick=quick, say=_say)
-    bound = settings.engine.layout_max_loss
+    bound, slots = settings.engine.layout_max_loss, settings.engine.num_slots
     if as_json:
-        print(msgspec.json.encode(as_document(result, bound)).decode())
+        print(msgspec.json.encode(as_document(result, bound, slots)).decode())
         return
-    Console().print(table_of(result, bound))
-    print(f"\nlayout auto would be {explained(result, bound)}")
+    # a narrow terminal, or a file, would cut columns off
+    Console(width=max(_LEAST_WIDTH, Console().width)).print(table_of(result, bound))
+    print(f"\nlayout auto would be {explained(result, bound, slots)}")
 
 
-def as_document(result: Tuned, bound: float) -> dict[str, Any]:
+def as_document(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> dict[str, Any]:
     """What `--json` prints."""
     rows = [msgspec.to_builtins(row) | {"is_within": row.is_within(bound)} for row in result.rows]
     built: dict[str, Any] = msgspec.to_builtins(result)
-    return built | {"rows": rows, "max_loss": bound, "auto": result.choice(bound).way.layout}
+    return built | {"rows": rows, "max_loss": bound, "auto": result.choice(bound, num_slots).way.layout}
 
 
 def table_of(result: Tuned, bound: float) -> Table:
@@ -79,7 +84,7 @@ def table_of(result: Tuned, bound: float) -> Table:
     table = Table(box=None, pad_edge=False, caption=f"{result.model} on {result.machine}; tokens/s; {result.build}")
     for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS)):
         table.add_column(name, no_wrap=True)
-    for name in ("gain", "loss", "MB", "ok"):
+    for name in (*(f"x{width}" for width in WIDTHS), "loss", "MB", "ok"):
         table.add_column(name, no_wrap=True)
     for row in result.rows:
         table.add_row(*_cells(row, bound))
@@ -92,19 +97,20 @@ def _cells(row: Measured, bound: float) -> list[str]:
     speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS)]
     within = "" if row.loss is None else "yes" if row.is_within(bound) else "no"
     known = [way.layout, way.kv_type, str(way.num_threads), str(way.micro_batch)]
-    return [*known, *speeds, f"{row.gain:.2f}", loss, f"{row.peak_bytes / 1e6:.0f}", within]
+    gains = [f"{row.gains.get(width, row.gain):.2f}" for width in WIDTHS]
+    return [*known, *speeds, *gains, loss, f"{row.peak_bytes / 1e6:.0f}", within]
 
 
 def _models(settings: Settings) -> list[dict[str, Any]]:
-    folder = models_dir(settings)
+    folder, engine = models_dir(settings), settings.engine
     found = []
     for name in (BUNDLED, *sorted(file.stem for file in folder.glob("*.gguf"))):
         try:
             model = resolve(name, folder)
         except ConfigError:
             continue  # the package with the bundled weights isn't installed
-        kept = remembered(model, folder, settings.engine)
-        auto = None if kept is None else kept.choice(settings.engine.layout_max_loss).way.layout
+        kept = remembered(model, folder, engine)
+        auto = None if kept is None else kept.choice(engine.layout_max_loss, engine.num_slots).way.layout
         size = Path(model.path).stat().st_size
         found.append({"name": model.name, "origin": model.origin, "path": model.path, "num_bytes": size, "auto": auto})
     return found

@@ -9,10 +9,10 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from hitsend.cli import CallFailed, options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.core.errors import ConfigError
 from hitsend.plan.cost import CostPlan, Day, Traffic, day_pattern, plan_cost, spread
@@ -44,7 +44,7 @@ def cost(
     data: options.Data = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Input and output apart, what a blended rate would have said, neurons per UTC day."""
     if from_ledger:
         if requests is not None or input_tokens is not None or output_tokens is not None:
@@ -68,7 +68,7 @@ def cost(
         plan_cost(traffic, rate, is_batch=batch, blended_rate_usd=rate_for_all, is_free_plan=free_plan)
         for rate in rates
     ]
-    print(msgspec.json.encode(_document(plans)).decode() if as_json else "\n".join(cost_text(plans)))
+    return give(_document(plans), cost_text(plans), as_json=as_json)
 
 
 def cost_text(plans: list[CostPlan]) -> list[str]:

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from hitsend.cli import CallFailed, options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.cli.plan_speed import as_ms
 from hitsend.plan.calibrate import factors_of, read_points
@@ -79,11 +80,12 @@ def fleet(
     usd_per_gpu_hour: Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Default: dated prices.")] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Replicas and GPUs for a peak at a latency goal, one more for a failure, and how sure that is."""
     given = {name: value for name, value in locals().items() if name not in {"facts", "as_json"}}
     given |= {"slo_ttft": as_ms("--slo-ttft", slo_ttft), "slo_tpot": as_ms("--slo-tpot", slo_tpot)}
-    _show(_simulated(Given(**given), facts), peak_rps, as_json=as_json)
+    found = _simulated(Given(**given), facts)
+    return give(found, fleet_text(found, peak_rps), as_json=as_json)
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,12 +135,10 @@ def _simulated(given: Given, facts: Path | None) -> dict[str, Any]:
     return fleet_document(plan_fleet(_question(given, facts), simulate))
 
 
-def _show(found: dict[str, Any], peak_rps: float, *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    print(f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}")
-    print("\n".join(f"  {line}" for line in found["explain"]))
+def fleet_text(found: dict[str, Any], peak_rps: float) -> list[str]:
+    """The same document for a reader."""
+    head = f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}"
+    return [head, *(f"  {line}" for line in found["explain"])]
 
 
 def _question(given: Given, facts: Path | None) -> FleetQuestion:

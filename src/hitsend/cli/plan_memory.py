@@ -11,6 +11,8 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.cli.plan_answer import Answer, give
+from hitsend.cli.plan_process import process_memory, process_text
 from hitsend.core.errors import ConfigError
 from hitsend.plan.explain import GIB, document
 from hitsend.plan.facts import load_facts
@@ -54,29 +56,29 @@ def memory(
     ] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
-    plan = plan_memory(
-        MemoryQuestion(
-            checkpoint=find_checkpoint(model, known),
-            engine=engine,
-            engine_version=engine_version,
-            gpu=None if gpu is None else find_gpu(gpu, known),
-            ranks=Ranks(tp, pp, dcp, dp, ep),
-            weights=weights,
-            kv_dtype=kv_dtype,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=utilization,
-            prefix_caching=prefix_caching,
-            drafts=mtp,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            available_kv_bytes=_available_bytes(available_kv_gib),
-        )
+    question = MemoryQuestion(
+        checkpoint=find_checkpoint(model, known),
+        engine=engine,
+        engine_version=engine_version,
+        gpu=None if gpu is None else find_gpu(gpu, known),
+        ranks=Ranks(tp, pp, dcp, dp, ep),
+        weights=weights,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=utilization,
+        prefix_caching=prefix_caching,
+        drafts=mtp,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        available_kv_bytes=_available_bytes(available_kv_gib),
     )
-    found = document(plan)
-    print(msgspec.json.encode(found).decode() if as_json else "\n".join(memory_text(found)))
+    found = document(plan_memory(question))
+    if engine == "hitsend" and gpu is None:
+        found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
+    return give(found, memory_text(found), as_json=as_json)
 
 
 def _available_bytes(gib: float | None) -> int | None:
@@ -107,7 +109,7 @@ def memory_text(found: dict[str, Any]) -> list[str]:
     ]
     if fits:
         lines.append(f"  would fit: {', '.join(fits)}")
-    return lines
+    return lines + [f"  {line}" for line in process_text(found["process"])] if found.get("process") else lines
 
 
 def check_logs(

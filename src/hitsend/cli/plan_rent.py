@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from hitsend.cli import CallFailed, options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.plan.cost import plan_cost, spread
 from hitsend.plan.facts import Facts, load_facts
@@ -47,7 +48,7 @@ def rent_or_buy(
     batch: Annotated[int, typer.Option("--batch", help="Sequences at once on a replica.")] = 16,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """The traffic at which a machine of your own costs what managed tokens do, and how sure that is."""
     known = load_facts(facts)
     lengths = (input_tokens, output_tokens, reasoning)
@@ -71,15 +72,14 @@ def rent_or_buy(
             peak_factor=peak_factor,
         )
     )
-    _show(rent_document(plan), as_json=as_json)
+    found = rent_document(plan)
+    return give(found, rent_text(found), as_json=as_json)
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    print(f"{found['managed_usd']:,.2f} USD managed, {found['dedicated_usd']:,.2f} dedicated: {found['cheaper']}")
-    print("\n".join(f"  {line}" for line in found["explain"]))
+def rent_text(found: dict[str, Any]) -> list[str]:
+    """The same document for a reader."""
+    head = f"{found['managed_usd']:,.2f} USD managed, {found['dedicated_usd']:,.2f} dedicated: {found['cheaper']}"
+    return [head, *(f"  {line}" for line in found["explain"])]
 
 
 def _tokens_per_s(question: SpeedQuestion, lengths: tuple[int, int, int], cached_share: float) -> float:

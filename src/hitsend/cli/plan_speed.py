@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from hitsend.cli import options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.core.errors import ConfigError
 from hitsend.plan.calibrate import factors_of, read_points
@@ -72,7 +73,7 @@ def speed(
     ] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Time to the first token, time per token, throughput, what bounds them, and how sure that is."""
     known = load_facts(facts)
     question = SpeedQuestion(
@@ -97,7 +98,7 @@ def speed(
         found = speed_document(plain)
     else:
         found = speed_document(plan_speed(question, factors_of(question, read_points(calibrate))), before=plain)
-    print(msgspec.json.encode(found).decode() if as_json else "\n".join(speed_text(found)))
+    return give(found, speed_text(found), as_json=as_json)
 
 
 def speed_text(found: dict[str, Any]) -> list[str]:
@@ -139,7 +140,7 @@ def compare_command(
     show: Annotated[int, typer.Option("--show", min=1, help="Rows of text.")] = 12,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Rank GPUs, layouts and weights for one load and latency goal, with the reason for each."""
     known = load_facts(facts)
     cards = [find_gpu(name, known) for name in gpu or ("L40S", "A100", "H100", "H200", "B200")]
@@ -161,13 +162,10 @@ def compare_command(
     found = compare(
         question, cards, facts=known, goal=goal, max_gpus=max_gpus, weights=weights or ("bf16", "fp8", "int4")
     )
-    if as_json:
-        print(msgspec.json.encode({"choices": [choice_row(one) for one in found]}).decode())
-        return
     good = sum(choice.is_good for choice in found)
-    print(f"{question.checkpoint.name}: {good} of {len(found)} ways keep the goal; best first")
-    for rank, choice in enumerate(found[:show], 1):
-        print(f"{rank:3} {choice_line(choice)}")
+    lines = [f"{question.checkpoint.name}: {good} of {len(found)} ways keep the goal; best first"]
+    lines += [f"{rank:3} {choice_line(choice)}" for rank, choice in enumerate(found[:show], 1)]
+    return give({"choices": [choice_row(one) for one in found]}, lines, as_json=as_json)
 
 
 def choice_row(choice: Choice) -> dict[str, Any]:

@@ -6,10 +6,10 @@ prints one document. Next: `plan_rent.py`.
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from hitsend.cli import CallFailed, options
+from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
 from hitsend.core.errors import ConfigError
 from hitsend.plan.facts import Facts, load_facts
@@ -58,7 +58,7 @@ def train(
     served_tokens: Annotated[str | None, typer.Option("--served-tokens", help="In the model's life.")] = None,
     facts: FactsFile = None,
     as_json: options.Json = False,
-) -> None:
+) -> Answer:
     """Bytes on each GPU by part, what is sent, 6ND, hours, and whether smaller-but-longer would be cheaper."""
     given = locals()
     known = load_facts(facts)
@@ -73,7 +73,7 @@ def train(
         served_tokens=None if served_tokens is None else amount("--served-tokens", served_tokens),
     )
     found = train_document(plan, money)
-    print(msgspec.json.encode(found).decode() if as_json else "\n".join(train_text(found)))
+    return give(found, train_text(found), as_json=as_json)
 
 
 def _shape(known: Facts, params: str | None, model: str | None, widths: dict[str, int]) -> TrainShape:

@@ -5,6 +5,7 @@ Next: `serve/supervisor.py`.
 """
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -52,12 +53,13 @@ def _vllm(model: str | None, port: int) -> str:
     """The one engine that there then is, in place of those in the settings file; what runs here is free."""
     if model is None:
         raise ConfigError("flag --engine vllm: which model? Give --model OWNER/REPO or a folder")
-    alias = model.rstrip("/").rpartition("/")[2].lower()
+    alias = Path(model).name.lower()
+    is_folder = Path(model).expanduser().exists()  # its path is no name that anybody should have to send
     one = {
         "kind": "vllm",
         "name": "vllm",
         "base_url": f"http://127.0.0.1:{port}",
-        "models": {alias: model},
+        "models": {alias: alias if is_folder else model},
         "serve_model": model,
         "prices": {"input": 0, "output": 0},
     }

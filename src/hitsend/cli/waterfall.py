@@ -11,6 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hitsend.cli.course import course
+
 BAR_WIDTH = 40
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _COLOURS = {
@@ -99,7 +101,7 @@ def _lines(record: dict[str, Any]) -> list[str]:
     usage = record["usage"]
     cost = money(record["cost_microusd"])
     tokens = f"{usage['prompt_tokens']} in ({usage['cached_tokens']} cached), {usage['completion_tokens']} out"
-    lines = [f"tokens   {tokens}   cost {cost}"]
+    lines = [*course(record, money), f"tokens   {tokens}   cost {cost}"]
     first, each = ttft_ms(record), tpot_ms(record)
     if first is not None:
         lines.append(f"speed    first token after {first:.1f} ms" + (f", then {each:.2f} ms each" if each else ""))
@@ -108,6 +110,8 @@ def _lines(record: dict[str, Any]) -> list[str]:
         shared = sum(step["batch_sequences"] for step in steps) / len(steps)
         count = len(steps) + record.get("steps_dropped", 0)
         lines.append(f"steps    {count}, with {shared:.1f} sequences in a batch on average")
+    if record.get("drafts"):
+        lines.append(_guesses(record["drafts"]))
     if record["cells"]["held"]:
         cells = record["cells"]
         lines.append(f"cells    {cells['before']} used before, {cells['held']} held, {cells['after']} used after")
@@ -116,3 +120,12 @@ def _lines(record: dict[str, Any]) -> list[str]:
         checks = (f"{name} {check['value']}/{check['limit']}" for name, check in named)
         lines.append("limits   " + ", ".join(checks))
     return lines
+
+
+def _guesses(drafts: dict[str, Any]) -> str:
+    """Who guessed ahead, and how much of it was right, in all and by position."""
+    counts = list(zip(drafts["accepted"], drafts["proposed"], strict=True))
+    by = " and ".join(name.replace("_", " ") for name in drafts.get("drafters", ()))
+    places = " ".join(f"{right}/{all_of_them}" for right, all_of_them in counts)
+    total = f"{sum(right for right, _ in counts)} of {sum(each for _, each in counts)} right"
+    return f"guesses  {f'by {by}: ' if by else ''}{total}, by position {places}"

@@ -170,9 +170,9 @@ class PrefixMatched(Event, frozen=True):
 
     The first `matched_tokens` of it are known there, `cached_tokens` of them were used: less where the rest is no
     longer or not yet there, or has no checkpoint (models with recurrent layers), and always less than the whole prompt.
-    `source`: `live` (cells left by a request that ended), `saved` (host memory), `sibling` (cells of one that runs), or
-    null. `differs_at`: the first position at which prompt and cache part, with the token on either side; the texts only
-    when captured.
+    `source`: `live` (cells left by a request that ended), `saved` (host memory), `disk`, `sibling` (cells of one that
+    runs), or null. `differs_at`: the first position at which prompt and cache part, with the token on either side; the
+    texts only when captured.
     """
 
     at: float

@@ -63,6 +63,7 @@ class Flight:
         self.output_reasoning: dict[int, list[str]] = {}
         self.output_calls: dict[int, dict[int, CapturedCall]] = {}
         self.output_token_ids: dict[int, list[int]] = {}
+        self.prompt_token_ids: dict[int, tuple[int, ...]] = {}
         self.output_logprobs: dict[int, list[TextLogprob]] = {}
         self.cells_total: int | None = None
         self._clock = clock
@@ -123,6 +124,8 @@ class Flight:
         """Keep the answer's text, its thoughts and its calls, each apart, where capture is on."""
         if not self.keep_text:
             return
+        if delta.prompt_ids:
+            self.prompt_token_ids[delta.index] = delta.prompt_ids
         if delta.text:
             self.output_text.setdefault(delta.index, []).append(delta.text)
         if delta.reasoning:
@@ -214,6 +217,8 @@ class Flight:
                 kept[name] = {str(choice): "".join(parts) for choice, parts in found.items()}
         if self.output_token_ids:
             kept["output_token_ids"] = {str(choice): ids for choice, ids in self.output_token_ids.items()}
+        if self.prompt_token_ids:
+            kept["prompt_token_ids"] = {str(choice): ids for choice, ids in self.prompt_token_ids.items()}
         if any(self.output_logprobs.values()):
             scored = self.output_logprobs.items()
             kept["output_tokens"] = {str(choice): [each.shown() for each in tokens] for choice, tokens in scored}
@@ -311,6 +316,7 @@ class Flight:
         for captured in (self.output_text, self.output_reasoning, self.output_calls):
             captured.clear()
         self.output_token_ids.clear()
+        self.prompt_token_ids.clear()
         self.output_logprobs.clear()
 
     def _on_judged(self, event: route_events.Judged) -> None:

@@ -152,6 +152,7 @@ class Request(msgspec.Struct, frozen=True):
     names the one that was used.
     `cache_salt`: only requests with the same one share cached prefixes, within their tenant.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
+    `return_token_ids`: the answer has the ids of prompt and output beside their texts.
     """
 
     request_id: str
@@ -188,6 +189,7 @@ class Request(msgspec.Struct, frozen=True):
     names_tier: bool = False
     prompts: tuple[str | tuple[int, ...], ...] = ()
     cache_salt: str | None = None
+    return_token_ids: bool = False
 
     @property
     def served_tier(self) -> int:
@@ -287,7 +289,8 @@ class Delta(msgspec.Struct, frozen=True):
     """What the pipeline yields: text of one choice that is safe to show, or that choice's end.
 
     `reasoning` is thinking text, apart from `text`; `tool_calls` are pieces of calls. `prompt`, where it was asked for:
-    the tokens of the prompt, all at once, on the first choice of each prompt and before anything else of its choices.
+    the tokens of the prompt, all at once, on the first choice of each prompt and before anything else of its choices;
+    `prompt_ids`, the same in ids; `token_ids` are the output's, each sent with its text or before it.
     `has_more`: the next delta is there already, so that both may be written at once.
 
     Exactly one Delta per choice carries a `finish_reason`, and nothing follows it for that choice.
@@ -302,6 +305,8 @@ class Delta(msgspec.Struct, frozen=True):
     tool_calls: tuple[ToolCallDelta, ...] = ()
     prompt: tuple[PromptToken, ...] = ()
     has_more: bool = False
+    token_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 class Completed(msgspec.Struct, frozen=True):

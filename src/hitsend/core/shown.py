@@ -15,7 +15,10 @@ from hitsend.core.limits import LevelUse
 
 _IN_MS = {"started_at": "started_ms", "ended_at": "ended_ms"}
 _CARRIED = ("cost_microusd", "engine", "model", "trace_id", "principal")
-_OUTPUTS = ("output_text", "output_reasoning", "output_token_ids", "output_tokens", "output_tool_calls")
+_OUTPUTS = (
+    *("output_text", "output_reasoning", "output_token_ids"),
+    *("output_tokens", "output_tool_calls", "prompt_token_ids"),
+)
 _WITH_LIMITS = ("parsed", "fitted", "limits_checked")
 _PACKED = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 """First bytes of a msgpack map. No JSON begins with one, nor does what zlib made."""

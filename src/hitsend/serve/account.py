@@ -64,7 +64,7 @@ class Account:
         try:
             self._hold = await self._ledger.reserve(self._request)
         except BaseException:
-            await _to_its_end(self._give_back(Used(requests=0)))
+            await to_its_end(self._give_back(Used(requests=0)))
             raise
         self._record_hold(self._hold)
         return self
@@ -146,7 +146,7 @@ class Account:
         try:
             self._hold = await self._ledger.move(self._hold, request)
         except BaseException:
-            await _to_its_end(self._give_back(Used(requests=0)))
+            await to_its_end(self._give_back(Used(requests=0)))
             raise
         self._record_hold(self._hold)
 
@@ -154,7 +154,7 @@ class Account:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Make the engine let go, then settle with what was really computed."""
-        await _to_its_end(self._end(error))
+        await to_its_end(self._end(error))
 
     async def _end(self, error: BaseException | None) -> None:
         try:
@@ -242,7 +242,7 @@ class Account:
         )
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
     """Wait for the work, however often the waiter is cancelled meanwhile; that cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     interrupted: asyncio.CancelledError | None = None

@@ -24,9 +24,10 @@ from hitsend.core.errors import ConfigError
 from hitsend.core.request import Request
 from hitsend.serve.api.inspect import load_page
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import BatchServices, ServedModel, Services
+from hitsend.serve.api.services import BatchServices, GatherFor, ServedModel, Services
 from hitsend.serve.aside import Asides
 from hitsend.serve.batching.start import batch_runner
+from hitsend.serve.candidates import able_request
 from hitsend.serve.cascade import Scorers
 from hitsend.serve.chat.budget import SEED_BITS, Budget
 from hitsend.serve.chat.formats import Formats, resolve_formats, suited
@@ -42,6 +43,7 @@ from hitsend.serve.flights import Flights, Traces
 from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
+from hitsend.serve.outside import Outside
 from hitsend.serve.pools import LocalModel
 from hitsend.serve.routed import Routing, run_named
 from hitsend.serve.stages import Stages, Words
@@ -137,7 +139,7 @@ async def built(
         )
         routing = _routing(settings, stages, flights)
         stack.push_async_callback(routing.asides.stop)
-        watch = Watch(settings, stages, embedded=started.engine, stores=stores, metrics=metrics, pool=started.pool)
+        watch = _watch(settings, stages, started, stores, metrics=metrics, targets=routing.targets)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
         embedding = EmbeddingStages(
             clock, started.embedder, stages.prices, stages.ledger, stages.quota, started.upstreams.embedders
@@ -198,7 +200,23 @@ def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
         for name, route in targets.routes.items()
         if route.strategy == "cascade"
     }
-    return Routing(stages, targets, Asides(stages, flights), scorers)
+    return Routing(stages, targets, Asides(stages, flights, targets.routes), scorers)
+
+
+def _watch(
+    settings: Settings, stages: Stages, started: Children, stores: Stores, *, metrics: Metrics, targets: Targets
+) -> Watch:
+    engines = (*stages.engines.values(), *started.upstreams.embedders.values())
+    outside = Outside(engines, targets, stores.database, stages.clock)
+    return Watch(
+        settings,
+        stages,
+        embedded=started.engine,
+        stores=stores,
+        metrics=metrics,
+        pool=started.pool,
+        outside=outside,
+    )
 
 
 def _traces(settings: Settings, stack: AsyncExitStack) -> Traces | None:
@@ -275,7 +293,7 @@ def _services(
         embed=partial(embed_anywhere, embedding),
         embedding_model=embeds,
         embedding_models_elsewhere=_embed_elsewhere(embedding, created),
-        suited=partial(_suited, stages),
+        suited=partial(_suited, routing),
         responses=stores.responses if settings.responses.store else None,
         admin=stores.admin,
         shed=stages.quota.shed,
@@ -283,7 +301,15 @@ def _services(
         books=open_books(stores.database, stages.clock, counters),
         estimate=dry_runs.estimate,
         explain=dry_runs.explain,
+        gather=partial(_gathered, watch.outside),
+        elsewhere=watch.outside.now,
     )
+
+
+async def _gathered(outside: Outside, what: GatherFor) -> None:
+    """What a scrape has to wait for."""
+    if what != "state":
+        await outside.look()
 
 
 def _served(stages: Stages, routing: Routing, created: int) -> tuple[ServedModel, ...]:
@@ -313,7 +339,12 @@ def _embed_elsewhere(embedding: EmbeddingStages, created: int) -> tuple[ServedMo
     return tuple(ServedModel(name, created, one.settings.context) for name, one in embedding.elsewhere.items())
 
 
-def _suited(stages: Stages, request: Request) -> Request:
-    is_foreign = request.model not in stages.engines or request.model in stages.handovers  # a route is neither's
-    stages = stages.of(request.model)
-    return request if is_foreign else suited(request, stages.text.facts, stages.formats)
+def _suited(routing: Routing, request: Request) -> Request:
+    """As the template would get it; of a route, that of the first of its engines, with the route's will."""
+    stages, route = routing.stages, routing.targets.routes.get(request.model)
+    model = request.model if route is None else routing.model_of(route.model, route.engines[0])
+    asked = request if route is None else able_request(request, route, model, stages)
+    if model in stages.engines and model not in stages.handovers:
+        stages = stages.of(model)
+        asked = suited(asked, stages.text.facts, stages.formats)
+    return msgspec.structs.replace(asked, model=request.model)

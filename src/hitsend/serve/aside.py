@@ -1,28 +1,32 @@
 """Runs beside a request: copies for a shadow, questions to a judge; and the rows of engines that were given up.
 
-Enters: a request, the model that gets it, and on whose behalf. Leaves: what was answered and what it cost. Always true:
-such a run has a flight record, a hold and a ledger row of its own, under nobody's key and within nobody's limits; it
-goes to an engine, never to a route; copies are bounded, and none outlives the server. Next: `routed.py`.
+Enters: a request, the model that gets it, and on whose behalf. Leaves: what was answered and what it cost. Always
+true: such a run has a flight record, a hold and a ledger row of its own, under nobody's key, within the budgets for
+everybody and what its route may cost the operator; it goes to an engine, never to a route; copies are bounded, and
+none outlives the server. Next: `routed.py`.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
 from typing import Protocol
 
 import msgspec
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import ServeError
-from hitsend.core.events import ChoiceFinished, Routed, Settled
+from hitsend.core.errors import LimitError, ServeError
+from hitsend.core.events import ChoiceFinished, Reserved, Routed, Settled
 from hitsend.core.lifecycle import State
+from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
 from hitsend.core.request import IDLE_TIER, Delta, Principal, Request
+from hitsend.serve.access.quota import Ask, Used
 from hitsend.serve.pipeline import run
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.rows import HoldRequest, LedgerRow
+from hitsend.settings import RouteSettings
 
 _log = logging.getLogger(__name__)
 
@@ -40,30 +44,54 @@ class Opening(Protocol):
 
 
 class Aside(msgspec.Struct, frozen=True):
-    """What came of one run. `ttft_s` None where nothing came; `error`: its code, where it failed."""
+    """What came of one run. `ttft_s` None where nothing came; `error`: its code, where it failed; `is_refused`: nothing
+    was held for it, so nobody was asked."""
 
     text: str
     cost_microusd: int
     wall_s: float
     ttft_s: float | None
     error: str | None = None
+    is_refused: bool = False
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A part of a request's way that had a cost: on whose account, since when (the clock's seconds), and how much."""
+    """A part of a request's way that had a cost: on whose account, since when (the clock's seconds), and how much.
+
+    `is_counted`: the caller's levels have it already."""
 
     hold: HoldRequest
     settlement: Settlement
     route: str
     began_at: float
+    is_counted: bool = False
+
+
+def payer_of(route: RouteSettings, caller: Principal) -> Principal:
+    """The operator, as far as this route is concerned: the budgets for everybody count, and the route's own.
+
+    The route is the "application" in its rows: that is how a restart finds again what it has spent.
+    """
+    name = f"route:{route.model}"
+    levels = [
+        Level("global", (), Limits(usd_per_day_microusd=day, usd_per_month_microusd=month))
+        for level in caller.levels
+        if level.kind == "global"
+        and (day := level.limits.usd_per_day_microusd, month := level.limits.usd_per_month_microusd) != (None, None)
+    ]
+    if route.operator_usd_per_day is not None:
+        most = Limits(usd_per_day_microusd=round(route.operator_usd_per_day * 1e6))
+        levels.append(Level("app", ("", name), most))
+    return Principal(name=name, app=name, levels=tuple(levels), tier=caller.tier, max_tier=caller.max_tier)
 
 
 class Asides:
-    """Starts them. `stages` are every model's."""
+    """Starts them. `stages` are every model's, `routes` all of them by name."""
 
-    def __init__(self, stages: Stages, flights: Opening) -> None:
+    def __init__(self, stages: Stages, flights: Opening, routes: Mapping[str, RouteSettings]) -> None:
         self._stages = stages
         self._flights = flights
+        self._routes = routes
         self._copies: dict[str, set[asyncio.Task[None]]] = {}
 
     @property
@@ -73,39 +101,56 @@ class Asides:
 
     async def ask(self, request: Request, suffix: str, route: str) -> Aside:
         """Run it to its end under `REQUEST_ID/suffix`. Never raises ServeErrors: they are in what is returned."""
-        principal = Principal(name=f"route:{route}", tier=request.principal.tier, max_tier=request.principal.max_tier)
+        principal = payer_of(self._routes[route], request.principal)
         request = msgspec.structs.replace(
             request, request_id=f"{request.request_id}/{suffix}", principal=principal, stream=True
         )
         flight = self._flights.open(request.request_id, principal)
         texts: list[str] = []
+        is_refused = False
         try:
             async with aclosing(run(request, flight, self._stages.of(request.model))) as answer:
                 texts += [item.text async for item in answer if isinstance(item, Delta) and item.index == 0]
         except ServeError as error:
+            is_refused = not any(isinstance(one, Reserved) for one in flight.events())
             flight.fail(error)
         finally:
             self._flights.close(flight)
         first = None if flight.first_token_at is None else flight.first_token_at - flight.received_at
         code = flight.error.code if flight.error is not None else None
-        return Aside("".join(texts), flight.cost_microusd, flight.wall_ms / 1000.0, first, code)
+        return Aside("".join(texts), flight.cost_microusd, flight.wall_ms / 1000.0, first, code, is_refused)
+
+    async def may_spend(self, request: Request, route: RouteSettings) -> bool:
+        """Whether the operator has anything left for this route."""
+        levels = payer_of(route, request.principal).levels
+        try:
+            if levels:
+                await self._stages.quota.preview(Ask(f"{request.request_id}/route", levels, 0, 0, 1))
+        except LimitError:
+            return False
+        return True
 
     async def keep(self, tried: Tried) -> LedgerRow:
         """Write down what an engine that was given up had computed: a row and a record of their own."""
-        hold, ledger, usage = tried.hold, self._stages.ledger, tried.settlement.usage
+        hold, usage, ledger, quota = tried.hold, tried.settlement.usage, self._stages.ledger, self._stages.quota
         flight = self._flights.open(hold.request_id, hold.principal)
         flight.received_at, flight.model = tried.began_at, hold.model
+        cost = 0
         try:
             flight.record(Routed(hold.engine, hold.model, f"given up: {tried.settlement.reason}", route=tried.route))
             for state in (State.PREPARED, State.RESERVED, State.RUNNING):
                 flight.enter(state)
             flight.usage = usage
+            if hold.principal.levels and not tried.is_counted:  # before its row: a level seen first knows all rows
+                with suppress(ServeError):  # spent is spent: where a budget is used up there is nothing to refuse
+                    await quota.reserve(Ask(hold.request_id, hold.principal.levels, 0, 0, 0))
             now, taken = self.clock.now(), await ledger.reserve(hold)
             flight.ledger = row = await ledger.settle(taken, tried.settlement)
+            cost = row.cost_microusd
             reason, discarded = tried.settlement.reason, tried.settlement.discarded_tokens
             flight.finish_reason = reason
             flight.record(ChoiceFinished(0, reason, usage.completion_tokens, discarded))
-            counts = (usage.prompt_tokens, usage.completion_tokens, row.cost_microusd)
+            counts = (usage.prompt_tokens, usage.completion_tokens, cost)
             flight.record(Settled(now, self.clock.now(), taken.hold_id, *counts, reason))
             flight.enter(State.FINISHED)
         except ServeError as error:
@@ -113,6 +158,7 @@ class Asides:
             raise
         finally:
             self._flights.close(flight)
+            await quota.settle(hold.request_id, Used(cost_microusd=cost))
         return row
 
     def copy(self, request: Request, route: str, most: int, seen: Callable[[Aside], None]) -> str | None:

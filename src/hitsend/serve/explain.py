@@ -72,15 +72,18 @@ class DryRuns:
         """See `estimate.estimate`."""
         route = self.routing.targets.routes.get(request.model)
         if route is None:
-            return await self._estimate(request, limits)
+            return await self._estimate(self._suited(request, request.model), limits)
         chosen = await self.explain(request)
         asked = able_request(request, route, chosen.target, self.routing.stages)
-        stages = self.routing.stages.of(chosen.target)
-        if chosen.target not in stages.handovers:  # the edge knew only the route's name
-            asked = suited(asked, stages.text.facts, stages.formats)
+        asked = self._suited(asked, chosen.target)
         found = await self._estimate(asked, limits)
         why = f"route {route.model} ({route.strategy}): {chosen.reason}"
         return msgspec.structs.replace(found, model=request.model, engine=EngineChoice(chosen.engine, why))
+
+    def _suited(self, request: Request, model: str) -> Request:
+        stages = self.routing.stages.of(model)
+        is_elsewhere = model in stages.handovers or model not in stages.engines
+        return request if is_elsewhere else suited(request, stages.text.facts, stages.formats)
 
     async def _estimate(self, request: Request, limits: tuple[LimitCheck, ...]) -> Estimate:
         stages = self.routing.stages.of(request.model)

@@ -15,10 +15,11 @@ import msgspec
 
 from hitsend.core import events as ev
 from hitsend.core.clock import Clock
-from hitsend.core.errors import LimitError
+from hitsend.core.errors import Ended, LimitError
 from hitsend.core.record import Flight
 from hitsend.core.request import Principal
 from hitsend.core.shown import as_json
+from hitsend.serve.usage import elsewhere
 from hitsend.serve.usage import figures as counted
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.objectives import outcome
@@ -151,8 +152,15 @@ def summary(flight: Flight) -> RecordSummary:
 def figures(flight: Flight) -> RequestFigures:
     """What the metrics count of a closed flight."""
     spent = flight.segments()
-    kinds = {type(event): event for event in reversed(flight.events())}  # the first of each kind
-    endings = [event for event in flight.events() if isinstance(event, ev.ChoiceFinished)]
+    kinds: dict[type, ev.Event] = {}  # the first of each kind
+    endings: list[ev.ChoiceFinished] = []
+    outside: list[ev.Event] = []
+    for event in flight.events():
+        kinds.setdefault(type(event), event)
+        if isinstance(event, ev.ChoiceFinished):
+            endings.append(event)
+        elif isinstance(event, elsewhere.KINDS):
+            outside.append(event)
     cancelled = cast("ev.Cancelled | None", kinds.get(ev.Cancelled))
     has_queued, has_row = ev.Queued in kinds, ev.Settled in kinds
     first, gaps = flight.first_token_at, flight.token_gaps_s
@@ -178,6 +186,8 @@ def figures(flight: Flight) -> RequestFigures:
         request_id=flight.request_id,
         refused_by=flight.error.refused_by if isinstance(flight.error, LimitError) else None,
         segments_s=tuple(ms / 1000.0 for ms in spent.values()),
+        calls=elsewhere.calls_of(outside, has_left=isinstance(flight.error, Ended)),
+        course=elsewhere.course_of(outside, is_ok=flight.error is None),
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import socket
 import sys
+from functools import partial
 
 import msgspec
 import uvloop
@@ -18,9 +19,10 @@ import uvloop
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.record import Flight
+from hitsend.core.seen import Seen, seen
 from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
-from hitsend.serve.api.services import Records, RecordSummary, Services
+from hitsend.serve.api.services import GatherFor, Records, RecordSummary, Services
 from hitsend.serve.app import built
 from hitsend.serve.hub_words import Failed, Figures, Hello, Remember, Serving
 from hitsend.serve.link import Link
@@ -28,6 +30,9 @@ from hitsend.serve.listener import check_exposure, server_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.usage.processes import read_processes
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
+
+MAX_SEEN = 1000
+"""Open requests that one process tells the others of, the oldest first."""
 
 
 def main(arguments: list[str]) -> None:
@@ -78,8 +83,15 @@ def joined(own: Services, link: Link) -> Services:
         state=lambda: link.state(own.state()),
         render_metrics=link.metrics,
         observe_http=link.observe_http,
-        gather=link.gather,
+        gather=partial(_gather, own, link),
+        seen_elsewhere=link.seen_elsewhere,
     )
+
+
+async def _gather(own: Services, link: Link, what: GatherFor) -> None:
+    """This process's own first: the database is everybody's."""
+    await own.gather(what)
+    await link.gather(what)
 
 
 class _Own:
@@ -92,13 +104,17 @@ class _Own:
         """Its own figures."""
         now = self._own.state()
         mine = read_processes(("edge", os.getpid()), ("text", now["text"]["pid"]))
-        return Figures(
-            number, os.getpid(), now["holds_open"], now["writes_waiting"], now["records_dropped"], processes=mine
-        )
+        counts = (now["holds_open"], now["writes_waiting"], now["records_dropped"])
+        return Figures(number, os.getpid(), *counts, processes=mine, elsewhere=self._own.elsewhere())
 
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that it has."""
         return await self._own.records.get(request_id)
+
+    def seen(self, key_id: str | None) -> tuple[Seen, ...]:
+        """Its open requests, the oldest first."""
+        oldest = sorted(self._own.records.under_way(key_id), key=lambda flight: flight.received_at)
+        return tuple(map(seen, oldest[:MAX_SEEN]))
 
 
 class _Records:

@@ -36,6 +36,7 @@ from hitsend.serve.hub_words import (
     Answered,
     AskFigures,
     AskRecord,
+    AskSeen,
     AskTotals,
     Ended,
     Failed,
@@ -43,6 +44,8 @@ from hitsend.serve.hub_words import (
     FromGateway,
     Record,
     Remember,
+    Reply,
+    SeenThere,
     Serving,
     ToGateway,
     Totals,
@@ -83,7 +86,7 @@ class Hub:
         self._on_word = on_word
         self._children: dict[int, Child] = {}
         self._numbers = count()
-        self._asked: dict[tuple[int, int], asyncio.Future[Figures | Record | None]] = {}
+        self._asked: dict[tuple[int, int], asyncio.Future[Reply | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropped: dict[int, int] = {}
 
@@ -155,7 +158,7 @@ class Hub:
             self._metrics.observe_request(word.figures)
         elif isinstance(word, Answered):
             self._metrics.observe_http(word.route, word.status, word.seconds)
-        elif isinstance(word, Figures | Record):
+        elif isinstance(word, Reply):
             future = self._asked.get((word.number, gateway))
             if future is not None and not future.done():
                 future.set_result(word)
@@ -163,13 +166,25 @@ class Hub:
             for other in tuple(self._children):
                 if other != gateway:
                     self.tell(other, word)
-        elif isinstance(word, AskTotals | AskRecord):
-            answer = self._totals(gateway, word) if isinstance(word, AskTotals) else self._record(gateway, word)
-            task = asyncio.get_running_loop().create_task(answer)
+        elif isinstance(word, AskTotals | AskRecord | AskSeen):
+            task = asyncio.get_running_loop().create_task(self._answer(gateway, word))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
             self._on_word(gateway, word)
+
+    async def _answer(self, gateway: int, asked: AskTotals | AskRecord | AskSeen) -> None:
+        if isinstance(asked, AskTotals):
+            await self._totals(gateway, asked)
+        elif isinstance(asked, AskRecord):
+            await self._record(gateway, asked)
+        else:
+            found = await self._ask(self._others(gateway), partial(AskSeen, key_id=asked.key_id))
+            seen = tuple(one for each in found if isinstance(each, SeenThere) for one in each.seen)
+            self.tell(gateway, SeenThere(asked.number, seen))
+
+    def _others(self, gateway: int) -> tuple[int, ...]:
+        return tuple(other for other in self._children if other != gateway)
 
     async def _totals(self, gateway: int, asked: AskTotals) -> None:
         found = await self._ask(tuple(self._children), AskFigures)
@@ -194,23 +209,21 @@ class Hub:
             self._dropped[each.pid] = each.records_dropped  # of ended ones too: a counter never falls
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
+        self._metrics.set_elsewhere(*(each.elsewhere for each in figures))
         self._metrics.set_quota(self._quota.health())
         own = read_processes(("supervisor", os.getpid()), ("engine", self.engine.state().pid))
         self._metrics.set_processes((*own, *(process for each in figures for process in each.processes)))
         return self._metrics.render(is_openmetrics=asked.metrics == "openmetrics")
 
     async def _record(self, gateway: int, asked: AskRecord) -> None:
-        others = tuple(other for other in self._children if other != gateway)
-        found = await self._ask(others, partial(AskRecord, request_id=asked.request_id))
+        found = await self._ask(self._others(gateway), partial(AskRecord, request_id=asked.request_id))
         bodies = [each.body for each in found if isinstance(each, Record) and each.body is not None]
         self.tell(gateway, Record(asked.number, bodies[0] if bodies else None))
 
-    async def _ask(
-        self, gateways: tuple[int, ...], question: Callable[[int], ToGateway]
-    ) -> list[Figures | Record | None]:
+    async def _ask(self, gateways: tuple[int, ...], question: Callable[[int], ToGateway]) -> list[Reply | None]:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Figures | Record | None]] = []
+        futures: list[asyncio.Future[Reply | None]] = []
         for gateway in gateways:
             futures.append(loop.create_future())
             self._asked[number, gateway] = futures[-1]

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from hitsend.core.seen import Seen
 from hitsend.serve.engine.protocol import EngineState
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.processes import ProcessTime
 from hitsend.settings import Settings
@@ -36,6 +38,20 @@ class AskRecord(msgspec.Struct, frozen=True, tag="ask_record"):
 
     number: int
     request_id: str
+
+
+class AskSeen(msgspec.Struct, frozen=True, tag="ask_seen"):
+    """Answered by `SeenThere`: the open requests, of that key alone if one is given."""
+
+    number: int
+    key_id: str | None
+
+
+class SeenThere(msgspec.Struct, frozen=True, tag="seen_there"):
+    """Open requests of one gateway, or of all others together."""
+
+    number: int
+    seen: tuple[Seen, ...]
 
 
 class Remember(msgspec.Struct, frozen=True, tag="remember"):
@@ -96,6 +112,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     backlog: int
     records_dropped: int
     processes: tuple[ProcessTime, ...] = ()
+    elsewhere: Elsewhere = Elsewhere()
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):
@@ -105,8 +122,10 @@ class Record(msgspec.Struct, frozen=True, tag="record"):
     body: bytes | None
 
 
-ToGateway = Hello | AskFigures | AskRecord | Remember | Totals | Record
-FromGateway = Serving | Failed | Ended | Answered | AskTotals | Figures | AskRecord | Record | Remember
+ToGateway = Hello | AskFigures | AskRecord | AskSeen | Remember | Totals | Record | SeenThere
+Reply = Figures | Record | SeenThere
+"""What a gateway says when it was asked."""
+FromGateway = Serving | Failed | Ended | Answered | AskTotals | AskRecord | AskSeen | Remember | Reply
 
 encode = msgspec.msgpack.Encoder().encode
 to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)

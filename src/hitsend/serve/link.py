@@ -18,6 +18,7 @@ import msgspec
 from hitsend.core.clock import Clock
 from hitsend.core.errors import StorageFailed
 from hitsend.core.frames import frame
+from hitsend.core.seen import Seen
 from hitsend.serve.access.shared import RemoteQuota
 from hitsend.serve.api.services import GatherFor
 from hitsend.serve.child import Line
@@ -32,6 +33,7 @@ from hitsend.serve.hub_words import (
     Answered,
     AskFigures,
     AskRecord,
+    AskSeen,
     AskTotals,
     Ended,
     Figures,
@@ -39,6 +41,7 @@ from hitsend.serve.hub_words import (
     Hello,
     Record,
     Remember,
+    SeenThere,
     Totals,
     encode,
     to_gateway,
@@ -58,6 +61,10 @@ class Answers(Protocol):
         """A flight record that it has."""
         ...
 
+    def seen(self, key_id: str | None) -> tuple[Seen, ...]:
+        """Its open requests; only that key's, if given."""
+        ...
+
 
 class Link:
     """The line. Make one with `Link.open`."""
@@ -74,7 +81,7 @@ class Link:
         self._early: list[bytes] = []
         self._quota = RemoteQuota(partial(self._send, QUOTA))
         self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Totals | Record]] = {}
+        self._waiting: dict[int, asyncio.Future[Totals | Record | SeenThere]] = {}
         self._totals: Totals | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -149,12 +156,17 @@ class Link:
         answer = await self._ask(AskRecord(next(self._numbers), request_id))
         return answer.body if isinstance(answer, Record) else None
 
-    async def _ask(self, question: AskTotals | AskRecord) -> Totals | Record:
+    async def seen_elsewhere(self, key_id: str | None) -> tuple[Seen, ...]:
+        """See `Services.seen_elsewhere`. Raises StorageFailed when the supervisor is gone."""
+        answer = await self._ask(AskSeen(next(self._numbers), key_id))
+        return answer.seen if isinstance(answer, SeenThere) else ()
+
+    async def _ask(self, question: AskTotals | AskRecord | AskSeen) -> Totals | Record | SeenThere:
         future = self._waiting[question.number] = asyncio.get_running_loop().create_future()
         try:
             if not self._send(HOUSE, encode(question)):
                 raise _gone()
-            answer: Totals | Record = await future
+            answer: Totals | Record | SeenThere = await future
         finally:
             self._waiting.pop(question.number, None)
         return answer
@@ -184,6 +196,8 @@ class Link:
         elif isinstance(word, AskFigures):
             answers = self.answers
             self.tell(answers.figures(word.number) if answers else Figures(word.number, os.getpid(), 0, 0, 0))
+        elif isinstance(word, AskSeen):
+            self.tell(SeenThere(word.number, self.answers.seen(word.key_id) if self.answers else ()))
         elif isinstance(word, AskRecord):
             task = asyncio.get_running_loop().create_task(self._tell_record(word))
             self._tasks.add(task)

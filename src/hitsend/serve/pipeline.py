@@ -94,7 +94,7 @@ def begin(
     choices = _choices(request, job, stages, attempt.engine)
     generation = generate_all(attempt.engine, job)
     account.watch(generation, choices)
-    return _answer(generation, choices, _prompt_tokens(job, stages), flight, stages), choices
+    return _answer(generation, choices, attempt, flight), choices
 
 
 async def started(attempt: Attempt, flight: Flight, account: Account) -> Started:
@@ -271,6 +271,7 @@ def _assembler(request: Request, job: Job, stages: Stages, index: int) -> Assemb
         stages.text.vocabulary,
         request.stop,
         want_logprobs=request.logprobs,
+        want_ids=request.return_token_ids,
         index=index,
         shows_stop=request.include_stop,
         min_tokens=request.min_tokens,
@@ -302,33 +303,41 @@ def _prompt_tokens(job: Job, stages: Stages) -> list[PromptTokens]:
 
 
 async def _answer(
-    generation: Generation,
-    choices: Sequence[Assembler | PassedChoice],
-    prompts: Sequence[PromptTokens],
-    flight: Flight,
-    stages: Stages,
+    generation: Generation, choices: Sequence[Assembler | PassedChoice], attempt: Attempt, flight: Flight
 ) -> AsyncGenerator[Delta]:
     """The engine's events become deltas, or go to the record. Ends when the engine has ended every choice."""
-    for number, prompt in enumerate(prompts):
-        if tokens := prompt.add(()):
-            yield Delta(number * (len(choices) // len(prompts)), prompt=tokens)
-    async for event in generation:
-        delta: Delta | None
-        if isinstance(event, Delta):
-            delta = _passed(event, choices[event.index])
-        elif isinstance(event, Tokens | ChoiceDone):
-            delta = await _assembled(event, generation, choices[event.choice], flight)
-        elif isinstance(event, PromptScored):
-            delta = _scored(event, prompts, len(choices) // len(prompts))
-        else:
-            delta = None
-            flight.record(_spelt(event, stages) if flight.keep_text and isinstance(event, PrefixMatched) else event)
-        if delta is None:
-            continue
-        for fault in choices[delta.index].faults if delta.finish_reason is not None else ():
-            flight.record(ToolCallMalformed(delta.index, fault))
+    job, stages = attempt.job, attempt.stages
+    prompts = _prompt_tokens(job, stages)
+    for delta in _of_prompts(attempt, prompts):
         flight.capture_output(delta)
         yield delta
+    async for event in generation:
+        found: Delta | None
+        if isinstance(event, Delta):
+            found = _passed(event, choices[event.index], flight)
+        elif isinstance(event, Tokens | ChoiceDone):
+            found = await _assembled(event, generation, choices[event.choice], flight)
+        elif isinstance(event, PromptScored):
+            found = _scored(event, prompts, job.n)
+        else:
+            found = None
+            flight.record(_spelt(event, stages) if flight.keep_text and isinstance(event, PrefixMatched) else event)
+        if found is None:
+            continue
+        for fault in choices[found.index].faults if found.finish_reason is not None else ():
+            flight.record(ToolCallMalformed(found.index, fault))
+        flight.capture_output(found)
+        yield found
+
+
+def _of_prompts(attempt: Attempt, prompts: Sequence[PromptTokens]) -> list[Delta]:
+    """What is said of prompts before anything else, as far as it was asked for."""
+    job = attempt.job
+    found = [Delta(number * job.n, prompt=tokens) for number, one in enumerate(prompts) if (tokens := one.add(()))]
+    if attempt.request.return_token_ids and attempt.engine.gives == "tokens":
+        ids = (job.prompt_token_ids, *job.more_prompts)
+        found += [Delta(number * job.n, prompt_ids=one) for number, one in enumerate(ids)]
+    return found
 
 
 def _spelt(event: PrefixMatched, stages: Stages) -> PrefixMatched:
@@ -339,9 +348,11 @@ def _spelt(event: PrefixMatched, stages: Stages) -> PrefixMatched:
     return msgspec.structs.replace(event, cached_text=texts[0], prompt_text=texts[1])
 
 
-def _passed(delta: Delta, choice: Assembler | PassedChoice) -> Delta:
+def _passed(delta: Delta, choice: Assembler | PassedChoice, flight: Flight) -> Delta:
     assert isinstance(choice, PassedChoice)
     choice.take(delta)
+    if delta.token_ids:
+        flight.capture_tokens(delta.index, delta.token_ids)
     return delta
 
 

@@ -28,8 +28,8 @@ from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started, Usage
 from hitsend.core.route_events import Abandoned, Judged, Shadowed
 from hitsend.serve.access.rights import check_model
-from hitsend.serve.account import Account
-from hitsend.serve.aside import Asides, Tried
+from hitsend.serve.account import Account, to_its_end
+from hitsend.serve.aside import Asides, Tried, payer_of
 from hitsend.serve.candidates import able_request, facts_of, targets_of
 from hitsend.serve.cascade import Draft, Scorers, Verdict
 from hitsend.serve.engine.router import Decision, Moment, Observed, decide, share_of
@@ -49,12 +49,16 @@ REJECTED = "rejected"
 
 @dataclass(frozen=True)
 class Routing:
-    """All that routes need; built once by `app.py`. `stages` are every model's, `scorers` go by route."""
+    """All that routes need; built once by `app.py`. `stages` are every model's, `scorers` go by route.
+
+    `paid_drafts`: engines of a cascade whose drafts the caller has paid for before, in a run that a crash cut off.
+    """
 
     stages: Stages
     targets: Targets
     asides: Asides
     scorers: dict[str, Scorers] = field(default_factory=dict)
+    paid_drafts: frozenset[str] = frozenset()
 
     async def decide(self, request: Request) -> Decision:
         """Which engines are asked, in order, and why. Raises InvalidRequest where none can serve it."""
@@ -66,6 +70,10 @@ class Routing:
         decision = decide(facts, route, found, Moment(clock.now(), minute, self.targets.rolled_back.get(route.model)))
         if not decision.order:
             raise errors[route.engines[0]]
+        is_drafting = route.strategy == "cascade" and not route.cascade.bills_drafts and len(decision.order) > 1
+        if is_drafting and not await self.asides.may_spend(request, route):
+            reason = "what the operator pays of this route is used up for today: no drafts"
+            return msgspec.structs.replace(decision, order=decision.order[-1:], reason=reason)
         return decision
 
     def model_of(self, route: str, name: str) -> str:
@@ -203,7 +211,12 @@ class _Course:
         await self._leave(error.code, error.message, payer=None)
 
     async def _leave(self, code: str, message: str, *, payer: Principal | None) -> None:
-        """What it had computed gets a row of its own, `payer`'s or nobody's, so that every cost is in the ledger."""
+        """What it had computed gets a row of its own, `payer`'s or nobody's, so that every cost is in the ledger.
+
+        Once begun it comes to its end: a client that leaves meanwhile makes nothing of that undone."""
+        await to_its_end(self._left(code, message, payer=payer))
+
+    async def _left(self, code: str, message: str, *, payer: Principal | None) -> None:
         attempt, self._attempt = self._attempt, None
         model = self._model
         gone = Abandoned(0.0, self._routing.stages.engines[model].name, model, code, message)
@@ -218,7 +231,7 @@ class _Course:
         self, gone: Abandoned, hold: HoldRequest, found: Settlement, payer: Principal | None
     ) -> Abandoned:
         suffix = f"{'draft' if found.reason == REJECTED else 'tried'}/{self._name}"
-        principal = payer or Principal(name=f"route:{self._route.model}")
+        principal = payer or payer_of(self._route, hold.principal)
         hold = msgspec.structs.replace(
             hold,
             request_id=f"{hold.request_id}/{suffix}",
@@ -226,7 +239,9 @@ class _Course:
             neurons_limit_micro=None,  # what was computed was computed, whether the day had room for it or not
             may_lag=True,
         )
-        row = await self._routing.asides.keep(Tried(hold, found, self._route.model, self._began_at))
+        row = await self._routing.asides.keep(
+            Tried(hold, found, self._route.model, self._began_at, is_counted=payer is not None)
+        )
         billed = row.cost_microusd if payer is not None else 0
         self.billed_microusd += billed
         return msgspec.structs.replace(
@@ -255,7 +270,8 @@ class _Course:
         if verdict.accepted:
             return True
         self.observe(is_ok=True)
-        payer = attempt.request.principal if self._route.cascade.bills_drafts else None
+        is_billed = self._route.cascade.bills_drafts and self._name not in self._routing.paid_drafts
+        payer = attempt.request.principal if is_billed else None
         await self._leave(REJECTED, "the draft was rejected", payer=payer)
         return False
 

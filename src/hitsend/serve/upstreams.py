@@ -133,7 +133,7 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
 
 
 def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
-    counts = one.counts_prompts or ("upstream" if engine.terms.profile.tokenize_path is not None else "bytes")
+    counts = one.counts_prompts or ("upstream" if engine.terms.profile.count_path is not None else "bytes")
     return Handover(
         engine=one.name,
         context=one.context,
@@ -185,7 +185,8 @@ def serve_command(one: UpstreamBase) -> tuple[str, ...]:
         )
     names = tuple(dict.fromkeys((*one.models.values(), *one.embedding_models.values())))
     address = ("--host", "127.0.0.1", "--port", str(url.port))
-    return (*one.serve_command, one.serve_model, *address, "--served-model-name", *names, *one.serve_arguments)
+    told = ("--served-model-name", *names, "--enable-prompt-tokens-details")  # else nobody learns what was cached
+    return (*one.serve_command, one.serve_model, *address, *told, *one.serve_arguments)
 
 
 def key_of(one: UpstreamBase) -> str | None:

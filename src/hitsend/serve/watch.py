@@ -14,6 +14,7 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import Engine
+from hitsend.serve.outside import Outside
 from hitsend.serve.stages import Stages
 from hitsend.serve.stores import Stores
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE, Metrics
@@ -33,12 +34,14 @@ class Watch:
         stores: Stores,
         metrics: Metrics,
         pool: ModelPool | None = None,
+        outside: Outside,
     ) -> None:
         self._settings = settings
         self._stages = stages
         self._embedded = embedded
         self._stores = stores
         self._pool = pool
+        self.outside = outside
         self._adapters = {name: words.adapter for name, words in stages.words.items()}
         self.metrics = metrics
 
@@ -59,7 +62,8 @@ class Watch:
         }
         shown["preemptions_total"] = sum(state["preemptions_total"] for state in states.values())
         quota = self._stores.quota
-        shown |= {name: sum(state[name] for state in states.values()) for name in ("cells_cached", "cache_bytes")}
+        caches = ("cells_cached", "cache_bytes", "cache_disk_bytes")
+        shown |= {name: sum(state[name] for state in states.values()) for name in caches}
         shown |= {"holds_open": self._stages.ledger.holds_open}
         shown |= {"quota_holds_open": quota.num_open, "levels_kept": quota.num_levels}
         shown |= {"writes_waiting": self._stores.writer.backlog, "records_dropped": self._stores.records.num_dropped}
@@ -126,6 +130,7 @@ class Watch:
         for name, pooled in self._pooled.items():
             is_loaded, num_bytes = pooled.member.stage == "loaded", pooled.member.num_bytes
             self.metrics.set_pooled(name, is_loaded=is_loaded, num_loads=pooled.num_loads, num_bytes=num_bytes)
+        self.metrics.set_elsewhere(self.outside.now())
         holds_open, stores = self._stages.ledger.holds_open, self._stores
         self.metrics.set_storage(holds_open, stores.writer.backlog, stores.records.num_dropped)
         self.metrics.set_quota(stores.quota.health())

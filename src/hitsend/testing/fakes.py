@@ -49,8 +49,8 @@ class FakeDecoder:
     likeliest. `fails(batch)` returns what is to be raised instead of computing; nothing of the batch is kept then.
     Every decoded batch is in `batches`, every move in `moves`, every copy in `copies`. Token i stands for the character
     with that code point. `clock` is moved on by `step_s` in each `decode`. Not `can_go_back`: like a model with
-    recurrent layers. With an adapter the default logits are others; a slot that has tokens of one adapter refuses those
-    of another.
+    recurrent layers, which takes back `takes_back` tokens of a draft. With an adapter the default logits are others; a
+    slot that has tokens of one adapter refuses those of another.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class FakeDecoder:
         clock: FakeClock | None = None,
         step_s: float = 0.01,
         can_go_back: bool = True,
+        takes_back: int = 0,
         adapter_names: frozenset[str] = frozenset(),
     ) -> None:
         self.vocab_size = vocab_size
@@ -82,6 +83,8 @@ class FakeDecoder:
         self.clock = clock
         self.step_s = step_s
         self.can_go_back = can_go_back
+        self.takes_back = takes_back
+        self._before: dict[int, int] = {}
         self.adapter_names = adapter_names
         self.adapter_of: dict[int, str | None] = {}
         self._adapter: str | None = None
@@ -111,6 +114,7 @@ class FakeDecoder:
             self.clock.advance(self.step_s)
         self.batches.append(batch)
         self._adapter = batch.adapter
+        self._before = {int(slot): len(self.slots[slot]) for slot in np.unique(batch.slots)}
         rows = []
         for token, slot, wants in zip(batch.token_ids, batch.slots, batch.wants_logits, strict=True):
             self.adapter_of[int(slot)] = batch.adapter
@@ -135,8 +139,14 @@ class FakeDecoder:
         self.copies.append((source, target))
 
     def truncate(self, slot: int, num_tokens: int) -> bool:
-        """Keep the slot's first tokens; a decoder that is not `can_go_back` only forgets all of them."""
-        if num_tokens and not self.can_go_back:
+        """Keep the slot's first tokens. One that is not `can_go_back` forgets all of them, or, once, up to `takes_back`
+        of those behind the first one of the last batch.
+        """
+        num_wrong = len(self.slots[slot]) - num_tokens
+        if num_wrong <= 0:
+            return True
+        is_refused = num_wrong > self.takes_back or num_tokens <= self._before.pop(slot, num_tokens)
+        if num_tokens and is_refused and not self.can_go_back:
             return False
         del self.slots[slot][num_tokens:]
         return True

@@ -45,7 +45,7 @@ function draw(frame) {
     ["running", plain(state ? count.running : frame.num_requests - frame.num_waiting)],
     ["queue", plain(state ? count.waiting : frame.num_waiting)],
     ...(state ? [["cells", `${number(count.cells_used)}/${number(count.cells_total)}`], ["holds", plain(count.holds_open)], ["model", plain(count.engine?.model)], ["engine", `pid ${plain(count.engine?.pid)}, ${plain(count.engine?.restarts)} restarts`]] : [["server", "not shown to this key's role"]]),
-    ...(count.gateways?.length > 1 ? [["gateways", `${count.gateways.length}; the requests below are those of pid ${frame.pid}`]] : []),
+    ...(count.gateways?.length > 1 ? [["gateways", `${count.gateways.length}, asked is pid ${frame.pid}`]] : []),
   ]);
   rate(rateNow);
   batch(step);

@@ -8,6 +8,7 @@ import { showCompare } from "./compare.js";
 import { byId } from "./dom.js";
 import { showLive, stopLive } from "./live.js";
 import { onMoneyChange, showMoney } from "./money.js";
+import { showPlan } from "./plan.js";
 import { showRequest } from "./record.js";
 import { showRequests } from "./search.js";
 
@@ -21,6 +22,7 @@ const VIEWS = {
   request: ([id]) => showRequest(id),
   compare: ([first, second]) => showCompare(first, second),
   money: () => showMoney(),
+  plan: ([name], query) => showPlan(name, query),
 };
 
 let round = 0; // what was begun for an older address doesn't go on

@@ -4,6 +4,7 @@
 
 import { read, Refused } from "./api.js";
 import { byId, element, facts, folded, gauge, line, money, number, part, plain, table, took, words } from "./dom.js";
+import { courseOf } from "./route.js";
 import { tokenField } from "./tokens.js";
 import { ENDED, key, stack, stepChart, stepsOf, waterfall } from "./waterfall.js";
 
@@ -60,9 +61,10 @@ function draw(record, explained, prompt) {
   byId("record").hidden = false;
   byId("record").replaceChildren(
     part("Where the time went", waterfall(record)),
+    ...routeOf(record),
     ...(explained ? [part("Why", ...explanation(explained))] : []),
     part("Prompt", ...promptOf(record, prompt)),
-    part("Answer", ...answerOf(record)),
+    part("Answer", ...answerOf(record, prompt)),
     part("Steps of the loop", stepChart(record), ...draftsOf(record), stepList(record)),
     part("Held back, and stopped", ...heldOf(record)),
     part("Limits", limitsOf(record.limits ?? [])),
@@ -71,6 +73,11 @@ function draw(record, explained, prompt) {
     part("Sampling", samplingOf(record)),
     part("Everything that happened", eventsOf(record)),
   );
+}
+
+function routeOf(record) {
+  const said = courseOf(record);
+  return said.length ? [part("Route", ...said)] : [];
 }
 
 // ---- why
@@ -118,7 +125,7 @@ function promptOf(record, prompt) {
   return said;
 }
 
-function answerOf(record) {
+function answerOf(record, spelled) {
   const { usage } = record;
   const parts = [
     { value: usage.reasoning_tokens, name: "render", text: `${number(usage.reasoning_tokens)} thoughts` },
@@ -130,9 +137,11 @@ function answerOf(record) {
   for (const choice of choices) {
     if (choices.size > 1) said.push(element("h4", `Choice ${Number(choice) + 1}`));
     const scored = record.output_tokens?.[choice];
+    const plainOnes = spelled?.answers?.[choice]; // nobody asked for probabilities: by id
     if (scored?.length) said.push(tokenField("Tokens of the answer", scored.map((each) => ({ text: each.token, logprob: each.logprob, top: each.top }))));
+    else if (plainOnes?.length) said.push(tokenField("Tokens of the answer", plainOnes.map((each) => ({ text: each.text, id: each.id, isControl: each.is_control }))));
     if (record.output_reasoning?.[choice]) said.push(folded("Thoughts", element("pre", record.output_reasoning[choice])));
-    if (record.output_text?.[choice]) said.push(scored?.length ? folded("As text", element("pre", record.output_text[choice])) : element("pre", record.output_text[choice]));
+    if (record.output_text?.[choice]) said.push(scored?.length || plainOnes?.length ? folded("As text", element("pre", record.output_text[choice])) : element("pre", record.output_text[choice]));
     for (const each of record.output_tool_calls?.[choice] ?? []) said.push(element("code", `${each.name}(${each.arguments})`, "call"));
   }
   return said;

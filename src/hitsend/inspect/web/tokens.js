@@ -3,6 +3,7 @@
 
 import { element, holding } from "./dom.js";
 
+const COLOURS = 6; // of ids: one id always has the same one
 const percent = (logprob) => `${(Math.exp(logprob) * 100).toFixed(1)} %`;
 export const visible = (text) => text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥");
 
@@ -23,13 +24,12 @@ export function tokenField(name, tokens) {
     told.replaceChildren(...about(tokens[at], at));
   };
   const marks = [];
-  let colour = 0;
   tokens.forEach((token, index) => {
     if (token.opens) field.append(element("span", token.opens, "role"));
     const spot = element("span", visible(token.text));
     if (token.isControl) spot.className = "token control";
     else if (token.logprob !== undefined) spot.className = `token p${bucket(token.logprob)}`;
-    else spot.className = `token c${(colour = (colour + 1) % 4)}`;
+    else spot.className = `token i${(token.id ?? index) % COLOURS}`;
     if (token.isCached) spot.classList.add("fromcache");
     spot.dataset.index = index;
     marks.push(field.children.length);

@@ -7,7 +7,7 @@ word; dialects differ in how they read and write, never in what happens to a req
 
 from functools import partial
 
-from hitsend.serve.api import chat_request, chat_response
+from hitsend.serve.api import chat_request, chat_response, chat_whole
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.dialect import Functions, Read, Reading
 from hitsend.serve.api.errors import error_frame
@@ -43,5 +43,5 @@ async def _read(exchange: Exchange, body: bytes) -> Reading:
         principal=exchange.principal,
         default_model=exchange.default_model,
     )
-    stream, whole = partial(chat_response.encode_stream, request), partial(chat_response.encode_whole, request)
+    stream, whole = partial(chat_response.encode_stream, request), partial(chat_whole.encode_whole, request)
     return Reading(request, parsed, Functions(stream, whole, partial(error_frame, request_id=exchange.request_id)))

@@ -182,6 +182,7 @@ def _request(wire: ChatBody, request_id: str, principal: Principal, model: str, 
         output_format=read_output_format(wire.response_format, wire.structured_outputs),
         tier=read_tier(wire.service_tier, wire.priority, principal),
         names_tier=wire.service_tier is not None,
+        return_token_ids=bool(wire.return_token_ids),
     )
 
 

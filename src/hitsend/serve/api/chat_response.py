@@ -1,11 +1,11 @@
 """`POST /v1/chat/completions`: what goes out.
 
-Enters: the pipeline's `Started`, `Delta`s and `Completed`. Leaves: JSON exactly as OpenAI's, whole or as SSE frames.
+Enters: the pipeline's `Started`, `Delta`s and `Completed`. Leaves: JSON exactly as OpenAI's, as SSE frames.
 Always true for a stream: the first chunk of each choice has the role; exactly one chunk per choice has a finish_reason,
 and nothing follows it for that choice; then, where asked for, one usage chunk with `choices: []`; then [DONE]. The last
 choice to end gets its finish_reason only when the bill is settled, so the end of a stream is one write, and an error
-until then never follows a false stop. `hitsend` (request_id, cost, timings, warnings) is on the last chunk of all, and
-in the body of an unstreamed answer. Next: `errors.py`.
+until then never follows a false stop. `hitsend` (request_id, cost, timings, warnings) is on the last chunk.
+Next: `chat_whole.py`.
 """
 
 from collections.abc import AsyncGenerator
@@ -16,10 +16,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Completed, Delta, PromptToken, Request, Started, TextLogprob, ToolCallDelta, Usage
-from hitsend.serve.api.chat_calls import CallDeltaOut, CallOut, call_delta, whole_calls
+from hitsend.core.request import Completed, Delta, Request, Started
+from hitsend.serve.api.billed import Extension, UsageOut, extension, usage_out
+from hitsend.serve.api.chat_calls import CallDeltaOut, call_delta
 from hitsend.serve.api.logprobs import LogprobsOut, logprobs_out
-from hitsend.serve.api.prompt_logprobs import PromptLogprobs, prompt_logprobs_out
 from hitsend.serve.api.tiers import tier_name
 from hitsend.serve.stream import sse
 
@@ -44,42 +44,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     delta: DeltaOut
     logprobs: LogprobsOut | None = None
     finish_reason: FinishReason | None = None
-
-
-class PromptDetails(msgspec.Struct, frozen=True):
-    """A subset of the prompt's tokens."""
-
-    cached_tokens: int
-    audio_tokens: int = 0
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    """A subset of the completion's tokens."""
-
-    reasoning_tokens: int
-    audio_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-class UsageOut(msgspec.Struct, frozen=True):
-    """Tokens of the whole request, all choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-    completion_tokens_details: CompletionDetails
-
-
-class Extension(msgspec.Struct, frozen=True):
-    """hitsend's own object: never inside a field of OpenAI's. `matched_stops` has one entry per choice."""
-
-    request_id: str
-    cost_microusd: int
-    timings: dict[str, float]
-    warnings: tuple[str, ...]
-    matched_stops: tuple[str | None, ...]
+    token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -94,42 +59,7 @@ class Chunk(msgspec.Struct, frozen=True):
     service_tier: str | UnsetType = UNSET
     usage: UsageOut | UnsetType | None = UNSET
     hitsend: Extension | UnsetType = UNSET
-
-
-class MessageOut(msgspec.Struct, frozen=True):
-    """The answer's message. `content` is null only beside calls or thoughts."""
-
-    content: str | None
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-    annotations: tuple[()] = ()
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: tuple[CallOut, ...] | UnsetType = UNSET
-
-
-class Choice(msgspec.Struct, frozen=True):
-    """One finished choice."""
-
-    index: int
-    message: MessageOut
-    logprobs: LogprobsOut | None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(msgspec.Struct, frozen=True):
-    """The whole answer. `prompt_logprobs` (vLLM's) only where asked for."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str | None
-    choices: tuple[Choice, ...]
-    usage: UsageOut
-    hitsend: Extension
-    object: Literal["chat.completion"] = "chat.completion"
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    service_tier: str | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 _encode = msgspec.json.Encoder().encode
@@ -163,24 +93,6 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
     yield ending
 
 
-async def encode_whole(request: Request, items: AsyncGenerator[Item, None]) -> bytes:
-    """The body of an unstreamed answer. Raises what the pipeline raises; `items` is closed at the end."""
-    started: Started | None = None
-    completed: Completed | None = None
-    choices = [_Collected() for _ in range(request.n)]
-    async with aclosing(items):
-        async for item in items:
-            if isinstance(item, Started):
-                started = item
-            elif isinstance(item, Completed):
-                completed = item
-            else:
-                choices[item.index].add(item)
-    if started is None or completed is None:
-        raise IncompleteAnswer("the pipeline ended without Started and Completed")
-    return _encode(_completion(request, started, choices, completed))
-
-
 class _Stream:
     """Keeps the order of one stream's chunks."""
 
@@ -198,7 +110,9 @@ class _Stream:
     def delta(self, delta: Delta) -> bytes:
         if delta.index not in self._unfinished:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
-        frames = b"".join(self._frame(choice) for choice in _chunks(delta, has_logprobs=self._request.logprobs))
+        frames = b""
+        for choice in _chunks(delta, has_logprobs=self._request.logprobs):
+            frames += self._frame(choice, prompt_ids=() if frames else delta.prompt_ids)
         if delta.finish_reason is None:
             return frames
         self._unfinished.remove(delta.index)
@@ -220,10 +134,14 @@ class _Stream:
         return self._frame(self._last) + self._frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
 
     def _frame(
-        self, *choices: ChunkChoice, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
+        self,
+        *choices: ChunkChoice,
+        usage: UsageOut | None = None,
+        hitsend: Extension | UnsetType = UNSET,
+        prompt_ids: tuple[int, ...] = (),
     ) -> bytes:
         chunk = Chunk(
-            id=_id(self._request),
+            id=answer_id(self._request),
             created=self._started.created,
             model=self._started.model,
             system_fingerprint=self._started.system_fingerprint,
@@ -231,6 +149,7 @@ class _Stream:
             usage=usage if self._request.include_usage else UNSET,
             hitsend=hitsend,
             service_tier=tier_name(self._request) if self._request.names_tier else UNSET,
+            prompt_token_ids=prompt_ids or UNSET,
         )
         return sse.frame(_encode(chunk))
 
@@ -240,75 +159,20 @@ def _chunks(delta: Delta, *, has_logprobs: bool) -> list[ChunkChoice]:
     parts: list[DeltaOut] = []
     if delta.reasoning:
         parts.append(DeltaOut(reasoning_content=delta.reasoning, reasoning=delta.reasoning))
-    if delta.text or (delta.logprobs and not (delta.reasoning or delta.tool_calls)):
+    is_bare = not (delta.reasoning or delta.tool_calls) and (delta.logprobs or delta.token_ids or delta.prompt_ids)
+    if delta.text or is_bare:
         parts.append(DeltaOut(content=delta.text))
     if delta.tool_calls:
         parts.append(DeltaOut(tool_calls=tuple(call_delta(call) for call in delta.tool_calls)))
     found = [ChunkChoice(delta.index, part) for part in parts]
-    if has_logprobs and found:
-        found[0] = ChunkChoice(delta.index, parts[0], logprobs_out(delta.logprobs))
+    if found and (has_logprobs or delta.token_ids):
+        logprobs = logprobs_out(delta.logprobs) if has_logprobs else None
+        found[0] = ChunkChoice(delta.index, parts[0], logprobs, token_ids=delta.token_ids or UNSET)
     return found
 
 
-class _Collected:
-    """One choice of an unstreamed answer, until it is whole."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.thoughts: list[str] = []
-        self.calls: list[ToolCallDelta] = []
-        self.logprobs: list[TextLogprob] = []
-        self.prompt: tuple[PromptToken, ...] = ()
-        self.reason: FinishReason | None = None
-        self.matched: str | None = None
-
-    def add(self, delta: Delta) -> None:
-        if self.reason is not None:
-            raise IncompleteAnswer(f"choice {delta.index} went on after its end")
-        self.texts.append(delta.text)
-        self.thoughts.append(delta.reasoning)
-        self.calls += delta.tool_calls
-        self.prompt = self.prompt or delta.prompt
-        self.logprobs += delta.logprobs
-        self.reason = delta.finish_reason
-        self.matched = delta.matched_stop
-
-    def message(self) -> MessageOut:
-        content, thoughts = "".join(self.texts), "".join(self.thoughts)
-        calls = whole_calls(self.calls)
-        return MessageOut(
-            content=None if not content and (calls or thoughts) else content,
-            reasoning_content=thoughts or UNSET,
-            reasoning=thoughts or UNSET,
-            tool_calls=calls or UNSET,
-        )
-
-
-def _completion(
-    request: Request, started: Started, collected: list[_Collected], completed: Completed
-) -> ChatCompletion:
-    choices = []
-    for index, choice in enumerate(collected):
-        if choice.reason is None:
-            raise IncompleteAnswer(f"choice {index} has no end")
-        logprobs = logprobs_out(choice.logprobs) if request.logprobs else None
-        choices.append(Choice(index, choice.message(), logprobs, wire_reason(choice.reason)))
-    return ChatCompletion(
-        id=_id(request),
-        created=started.created,
-        model=started.model,
-        system_fingerprint=started.system_fingerprint,
-        choices=tuple(choices),
-        usage=usage_out(completed.usage),
-        hitsend=extension(request, completed, tuple(choice.matched for choice in collected)),
-        prompt_logprobs=UNSET
-        if request.prompt_logprobs is None
-        else prompt_logprobs_out(collected[0].prompt, request.prompt_logprobs),
-        service_tier=tier_name(request) if request.names_tier else UNSET,
-    )
-
-
-def _id(request: Request) -> str:
+def answer_id(request: Request) -> str:
+    """The answer's own, made of the request's."""
     return f"chatcmpl-{request.request_id}"
 
 
@@ -317,25 +181,3 @@ def wire_reason(reason: FinishReason) -> FinishReason:
     if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         raise IncompleteAnswer(f"{reason} is no end of an answer: it should have been raised")
     return reason
-
-
-def usage_out(usage: Usage) -> UsageOut:
-    """As the wire has it."""
-    return UsageOut(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.total_tokens,
-        prompt_tokens_details=PromptDetails(cached_tokens=usage.cached_tokens),
-        completion_tokens_details=CompletionDetails(reasoning_tokens=usage.reasoning_tokens),
-    )
-
-
-def extension(request: Request, completed: Completed, matched: tuple[str | None, ...]) -> Extension:
-    """Our own object; `matched` has one entry per choice."""
-    return Extension(
-        request_id=request.request_id,
-        cost_microusd=completed.cost_microusd,
-        timings=completed.timings,
-        warnings=tuple(dict.fromkeys((*request.warnings, *completed.warnings))),
-        matched_stops=matched,
-    )

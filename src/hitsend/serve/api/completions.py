@@ -17,14 +17,11 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Completed, Delta, PromptToken, Request, Started
 from hitsend.serve.api import completion_request
+from hitsend.serve.api.billed import Extension, UsageOut, extension, usage_out
 from hitsend.serve.api.body import read_json_body
 from hitsend.serve.api.chat_response import (
-    Extension,
     IncompleteAnswer,
     Item,
-    UsageOut,
-    extension,
-    usage_out,
     wire_reason,
 )
 from hitsend.serve.api.completion_logprobs import LegacyLogprobs, LogprobsOut
@@ -36,13 +33,15 @@ from hitsend.serve.stream import sse
 
 
 class ChoiceOut(msgspec.Struct, frozen=True):
-    """A choice, whole or in a chunk. `prompt_logprobs` (vLLM's) only where asked for."""
+    """A choice, whole or in a chunk. `prompt_logprobs` and the ids (vLLM's) only where asked for."""
 
     text: str
     index: int
     logprobs: LogprobsOut | None = None
     finish_reason: FinishReason | None = None
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True):
@@ -186,7 +185,8 @@ class _Answer:
         """A piece of a streamed answer."""
         choice = self._choice(delta)
         if choice.finish_reason is None:
-            return self.frame(choice) if choice.text or choice.logprobs is not None else b""
+            is_bare = choice.logprobs is None and choice.token_ids is UNSET and choice.prompt_token_ids is UNSET
+            return b"" if is_bare and not choice.text else self.frame(choice)
         if self._unfinished:
             return self.frame(choice)
         self._last = choice
@@ -213,8 +213,17 @@ class _Answer:
             logprobs = self._logprobs[index].all if self._request.logprobs else None
             told = prompt_logprobs
             prompt = UNSET if told is None else prompt_logprobs_out(self._prompts.get(number, ()), told)
-            choices.append(ChoiceOut(text, index, logprobs, pieces[-1].finish_reason, prompt))
+            ids, of_prompt = self._ids(index)
+            choices.append(ChoiceOut(text, index, logprobs, pieces[-1].finish_reason, prompt, ids, of_prompt))
         return _encode(self._object(tuple(choices), usage_out(completed.usage), self._extension(completed)))
+
+    def _ids(self, index: int) -> tuple[tuple[int, ...] | UnsetType, tuple[int, ...] | UnsetType]:
+        """Of a whole choice, and of its prompt, which the first one of a prompt has for all of them."""
+        if not self._request.return_token_ids:
+            return UNSET, UNSET
+        pieces, first = self._kept[index], self._kept[index - index % self._request.n]
+        ids = tuple(token for piece in pieces for token in piece.token_ids or ())
+        return ids, next((piece.prompt_token_ids for piece in (*pieces, *first) if piece.prompt_token_ids), UNSET)
 
     def frame(
         self, *choices: ChoiceOut, usage: UsageOut | None = None, hitsend: Extension | UnsetType = UNSET
@@ -235,7 +244,8 @@ class _Answer:
             self._unfinished.remove(delta.index)
             if delta.matched_stop is not None:
                 self._matched[delta.index] = delta.matched_stop
-        return ChoiceOut(delta.text, delta.index, logprobs, reason)
+        ids, of_prompt = delta.token_ids or UNSET, delta.prompt_ids or UNSET
+        return ChoiceOut(delta.text, delta.index, logprobs, reason, token_ids=ids, prompt_token_ids=of_prompt)
 
     def _extension(self, completed: Completed) -> Extension:
         matched = tuple(self._matched.get(index) for index in range(self._num_choices))

@@ -16,6 +16,7 @@ from hitsend.serve.api.exchange import Exchange
 async def render(exchange: Exchange) -> None:
     """The prompt exactly as the model would get it: text, ids, and where each message lies in them."""
     request, _ = await _read(exchange)
+    request = exchange.services.suited(request)
     prompt = await exchange.services.text.prepare(request, wants_text=True)
     await exchange.answer_json(
         {
@@ -35,7 +36,7 @@ async def render(exchange: Exchange) -> None:
 async def input_tokens(exchange: Exchange) -> None:
     """How many tokens the prompt would have."""
     request, _ = await _read(exchange)
-    count = len(await exchange.services.text.tokenize_chat(request))
+    count = len(await exchange.services.text.tokenize_chat(exchange.services.suited(request)))
     await exchange.answer_json({"object": "chat.completion.input_tokens", "input_tokens": count})
 
 
@@ -64,4 +65,4 @@ async def _read(exchange: Exchange) -> tuple[Request, Parsed]:
         default_model=exchange.default_model,
     )
     check_model(exchange.principal, request.model, served)
-    return services.suited(request), parsed
+    return request, parsed

@@ -46,6 +46,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 class _Prompted(msgspec.Struct, frozen=True):
     model: str | None = None
     events: tuple[_Prompt, ...] = ()
+    output_token_ids: dict[str, tuple[int, ...]] = {}
 
 
 def load_page() -> dict[str, PageFile]:
@@ -95,7 +96,8 @@ async def explanation(exchange: Exchange) -> None:
 
 
 async def tokens(exchange: Exchange) -> None:
-    """The prompt's tokens one by one, where its ids were captured by the model that runs here. Raises NotFound."""
+    """The tokens of prompt and answers one by one, where ids were captured by the model that runs here. Raises
+    NotFound."""
     record = msgspec.json.decode(await _record(exchange), type=_Prompted)
     ids = next((event.prompt_token_ids for event in record.events if event.prompt_token_ids is not None), None)
     is_served = record.model in {model.id for model in exchange.services.models()}
@@ -104,11 +106,15 @@ async def tokens(exchange: Exchange) -> None:
         with contextlib.suppress(EngineUnavailable):  # a model that isn't loaded at the moment
             table = exchange.services.text.vocabulary_of(record.model)
     if ids is None or table is None:
-        await exchange.answer_json({"is_captured": False, "prompt": []})
+        await exchange.answer_json({"is_captured": False, "prompt": [], "answers": {}})
         return
+    answers = {choice: _spelled(table, said) for choice, said in record.output_token_ids.items()}
+    await exchange.answer_json({"is_captured": True, "prompt": _spelled(table, ids), "answers": answers})
+
+
+def _spelled(table: Vocabulary, ids: tuple[int, ...]) -> list[dict[str, Any]]:
     known = (token_id for token_id in ids if token_id < table.size)
-    shown = [{"id": one, "text": table.spelling(one), "is_control": one in table.control_ids} for one in known]
-    await exchange.answer_json({"is_captured": True, "prompt": shown})
+    return [{"id": one, "text": table.spelling(one), "is_control": one in table.control_ids} for one in known]
 
 
 async def state(exchange: Exchange) -> None:

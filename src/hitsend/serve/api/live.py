@@ -2,8 +2,8 @@
 
 Enters: a GET. Leaves: one frame four times a second for as long as somebody looks. Always true: nothing is computed
 while nobody does; the watcher's leaving, the end of its key and the server's stopping end it; a caller sees its own
-requests, who sees all sees everybody's; no text of a request is in it; requests are those of this process (with
-`--workers`, one of several: `state.gateways` names them all). Next: `exchange.py`.
+requests, who sees all sees everybody's, with `--workers` those of all processes; no text of a request is in it. Next:
+`exchange.py`.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import InvalidApiKey, ServerOverloaded
-from hitsend.core.events import Fitted, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
+from hitsend.core.seen import Seen, seen
 from hitsend.serve.api import errors
 from hitsend.serve.api.credentials import presented_key
 from hitsend.serve.api.exchange import Exchange
@@ -72,8 +72,10 @@ async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[byte
         if sees_all(exchange.principal) and sent % STATE_EVERY == 0:
             await services.gather("state")
             state = services.state()
-        flights = services.records.under_way(own_key(exchange))
-        yield frame(msgspec.json.encode(_picture(flights, state, meter, services.clock.now())))
+        whose = own_key(exchange)
+        others = await services.seen_elsewhere(whose)
+        flights = services.records.under_way(whose)
+        yield frame(msgspec.json.encode(_picture(flights, others, state, meter, services.clock.now())))
         sent += 1
         if sent == frames:
             return
@@ -92,71 +94,73 @@ def _check_caller(exchange: Exchange) -> None:
 
 
 class _Meter:
-    """Tokens a second between two looks. It keeps the requests of the last look, so that what one computed after it
-    and before its end is counted too; one that came and went between two looks isn't."""
+    """Tokens a second between two looks. It keeps this process's requests of the last look, so that what one computed
+    after it and before its end is counted too; one that came and went between two looks isn't."""
 
     def __init__(self, now: float) -> None:
         self._at = now
-        self._seen: dict[Flight, tuple[int, int]] = {}
+        self._flights: dict[str, Flight] = {}
+        self._before: dict[str, tuple[int, int]] = {}
 
-    def read(self, flights: tuple[Flight, ...], now: float) -> tuple[float, float]:
+    def read(self, flights: tuple[Flight, ...], others: tuple[Seen, ...], now: float) -> tuple[float, float]:
         """Prompt and output tokens per second since the last time."""
+        own = {flight.request_id: flight for flight in flights}
+        counts = {each.request_id: (each.prefilled_tokens, each.output_tokens) for each in others}
+        counts |= {name: (flight.num_prefilled, flight.num_decoded) for name, flight in (self._flights | own).items()}
         prompt = output = 0
-        for flight in {**self._seen, **dict.fromkeys(flights)}:
-            before = self._seen.get(flight, (0, 0))
-            prompt += flight.num_prefilled - before[0]
-            output += flight.num_decoded - before[1]
+        for name, (prefilled, decoded) in counts.items():
+            before = self._before.get(name, (0, 0))
+            prompt += prefilled - before[0]
+            output += decoded - before[1]
         elapsed_s, self._at = now - self._at, now
-        self._seen = {flight: (flight.num_prefilled, flight.num_decoded) for flight in flights}
+        self._flights, self._before = own, counts
         return (prompt / elapsed_s, output / elapsed_s) if elapsed_s > 0 else (0.0, 0.0)
 
 
-def _picture(flights: tuple[Flight, ...], state: dict[str, Any] | None, meter: _Meter, now: float) -> dict[str, Any]:
-    prompt, output = meter.read(flights, now)
-    ordered = sorted(flights, key=lambda flight: flight.received_at)
+def _picture(
+    flights: tuple[Flight, ...], others: tuple[Seen, ...], state: dict[str, Any] | None, meter: _Meter, now: float
+) -> dict[str, Any]:
+    prompt, output = meter.read(flights, others, now)
+    every = sorted((*map(seen, flights), *others), key=lambda each: each.received_at)
     return {
         "pid": os.getpid(),
-        "num_requests": len(flights),
-        "num_waiting": sum(flight.state in _WAITING for flight in flights),
+        "num_requests": len(every),
+        "num_waiting": sum(each.state in _WAITING for each in every),
         "prompt_tokens_per_s": round(prompt, 2),
         "output_tokens_per_s": round(output, 2),
-        "step": _step(flights),
-        "requests": [_shown(flight, now) for flight in ordered[:MAX_SHOWN]],
+        "step": _step(every),
+        "requests": [_shown(each, now) for each in every[:MAX_SHOWN]],
         "state": state,
     }
 
 
-_WAITING = (State.WAITING, State.PREEMPTED)
+_WAITING = (str(State.WAITING), str(State.PREEMPTED))
 
 
-def _shown(flight: Flight, now: float) -> dict[str, Any]:
-    step = flight.last_step
-    first = flight.first_token_at
-    events = flight.events()
-    tokenized = next((event for event in events if isinstance(event, Tokenized)), None)
-    fitted = next((event for event in events if isinstance(event, Fitted)), None)
+def _shown(one: Seen, now: float) -> dict[str, Any]:
+    first = one.first_token_at
     return {
-        "request_id": flight.request_id,
-        "name": flight.principal.name,
-        "model": flight.model,
-        "state": str(flight.state),
-        "age_ms": round((now - flight.received_at) * 1000.0, 1),
-        "ttft_ms": None if first is None else round((first - flight.received_at) * 1000.0, 1),
-        "prompt_tokens": None if tokenized is None else tokenized.num_tokens,
-        "prefilled_tokens": flight.num_prefilled,
-        "output_tokens": flight.num_decoded,
-        "max_tokens": None if fitted is None else fitted.max_tokens,
-        "step": None if step is None else step.step,
+        "request_id": one.request_id,
+        "name": one.name,
+        "model": one.model,
+        "state": one.state,
+        "age_ms": round((now - one.received_at) * 1000.0, 1),
+        "ttft_ms": None if first is None else round((first - one.received_at) * 1000.0, 1),
+        "prompt_tokens": one.prompt_tokens,
+        "prefilled_tokens": one.prefilled_tokens,
+        "output_tokens": one.output_tokens,
+        "max_tokens": one.max_tokens,
+        "step": None if one.step is None else one.step.step,
     }
 
 
-def _step(flights: tuple[Flight, ...]) -> dict[str, Any] | None:
+def _step(every: list[Seen]) -> dict[str, Any] | None:
     """The newest step that one of these took part in, and who else of them did."""
-    taken = [(flight, flight.last_step) for flight in flights if flight.last_step is not None]
+    taken = [(each, each.step) for each in every if each.step is not None]
     if not taken:
         return None
     first, newest = max(taken, key=lambda pair: pair[1].ended_at)
-    same = [(flight, step) for flight, step in taken if (flight.engine, step.step) == (first.engine, newest.step)]
+    same = [(each, step) for each, step in taken if (each.engine, step.step) == (first.engine, newest.step)]
     return {
         "step": newest.step,
         "engine": first.engine,
@@ -165,11 +169,7 @@ def _step(flights: tuple[Flight, ...]) -> dict[str, Any] | None:
         "batch_decode_tokens": newest.batch_decode_tokens,
         "batch_sequences": newest.batch_sequences,
         "members": [
-            {
-                "request_id": flight.request_id,
-                "prefill_tokens": step.prefill_tokens,
-                "decode_tokens": step.decode_tokens,
-            }
-            for flight, step in same
+            {"request_id": each.request_id, "prefill_tokens": step.prefill_tokens, "decode_tokens": step.decode_tokens}
+            for each, step in same
         ],
     }

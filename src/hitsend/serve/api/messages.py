@@ -30,7 +30,7 @@ async def count_tokens(exchange: Exchange) -> None:
         default_model=exchange.default_model,
     )
     exchange.check_tokenizer(request.model)
-    await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(request))})
+    await exchange.answer_json({"input_tokens": len(await services.text.tokenize_chat(services.suited(request)))})
 
 
 async def _read(exchange: Exchange, body: bytes) -> Reading:

@@ -28,7 +28,8 @@ from hitsend.serve.api.admin_books import DEFAULT_ROWS, MAX_ROWS, MAX_SEQ
 from hitsend.serve.api.batches import MAX_LISTED as MAX_BATCHES
 from hitsend.serve.api.batches import BatchBody
 from hitsend.serve.api.chat_request import ChatBody
-from hitsend.serve.api.chat_response import ChatCompletion, Chunk
+from hitsend.serve.api.chat_response import Chunk
+from hitsend.serve.api.chat_whole import ChatCompletion
 from hitsend.serve.api.completion_request import CompletionBody
 from hitsend.serve.api.completions import TextCompletion
 from hitsend.serve.api.embeddings import EmbeddingList, EmbeddingsBody
@@ -40,6 +41,7 @@ from hitsend.serve.api.inspect_search import MAX_MICROUSD, MAX_MS, MAX_WORDS
 from hitsend.serve.api.live import MAX_FRAMES
 from hitsend.serve.api.messages_errors import MessagesError
 from hitsend.serve.api.messages_request import CountTokensBody, MessagesBody
+from hitsend.serve.api.plan import PlanBody
 from hitsend.serve.api.responses_request import InputTokensBody, ResponsesBody
 from hitsend.serve.api.sampling_fields import REFUSED
 from hitsend.serve.api.tokens import DetokenizeBody, TokenizeBody
@@ -62,6 +64,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/responses": ResponsesBody,
     "/v1/responses/input_tokens": InputTokensBody,
+    "/inspect/plan": PlanBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
     "/admin/keys": KeyBody,

@@ -53,6 +53,7 @@ POLICIES: dict[str, Policy] = {
     "/inspect": "known",
     "/inspect/live": "own",
     "/inspect/percentiles": "own",
+    "/inspect/plan": "known",
     "/inspect/usage": "own",
     "/inspect/requests": "own",
     "/inspect/requests/{id}/tokens": "own",

@@ -7,8 +7,8 @@ its body is read. Next: `chat_completions.py`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 
 from hitsend.core.errors import LimitError, ServeError
 from hitsend.core.events import Authenticated, Delivered, Received
@@ -18,44 +18,28 @@ from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.stream.deliver import Delivery
 
 
-class recorded:  # noqa: N801  # it is used as a block, like those of contextlib, at half of their price
+@asynccontextmanager
+async def recorded(exchange: Exchange) -> AsyncGenerator[Flight]:
     """A flight record for the length of the block; an error in it is recorded and raised as one that can be shown."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    async def __aenter__(self) -> Flight:
-        """Open it. Raises what tells a caller early that it has no room."""
-        exchange, services = self._exchange, self._exchange.services
-        traceparent = exchange.headers.get(b"traceparent", b"").decode("latin-1") or None
-        flight = exchange.flight = services.flights.open(exchange.request_id, exchange.principal, traceparent)
-        try:
-            _note_caller(exchange, flight)
-            await services.shed(exchange.principal.levels)
-        except BaseException as error:
-            self._end(flight, error)
-            raise
-        return flight
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it. Raises what may be shown of an error that may not."""
-        assert self._exchange.flight is not None
-        self._end(self._exchange.flight, error)
-
-    def _end(self, flight: Flight, error: BaseException | None) -> None:
-        try:
-            if isinstance(error, ServeError):
-                if isinstance(error, LimitError) and error.windows is not None:
-                    flight.windows = error.windows
-                flight.fail(error)
-            elif isinstance(error, Exception):
-                shown = errors.public(error, self._exchange.request_id)
-                flight.fail(shown)
-                raise shown from error
-        finally:
-            self._exchange.services.flights.close(flight)
+    services = exchange.services
+    flight = exchange.flight = services.flights.open(
+        exchange.request_id, exchange.principal, exchange.headers.get(b"traceparent", b"").decode("latin-1") or None
+    )
+    try:
+        _note_caller(exchange, flight)
+        await services.shed(exchange.principal.levels)
+        yield flight
+    except ServeError as error:
+        if isinstance(error, LimitError) and error.windows is not None:
+            flight.windows = error.windows
+        flight.fail(error)
+        raise
+    except Exception as error:
+        shown = errors.public(error, exchange.request_id)
+        flight.fail(shown)
+        raise shown from error
+    finally:
+        services.flights.close(flight)
 
 
 async def deliver(

@@ -42,7 +42,8 @@ async def input_tokens(exchange: Exchange) -> None:
     wire = responses_request.read_counted(body, exchange.services.access)
     asked = await _build(exchange, wire)
     exchange.check_tokenizer(asked.request.model)
-    tokens = await exchange.services.text.tokenize_chat(asked.request)
+    services = exchange.services
+    tokens = await services.text.tokenize_chat(services.suited(asked.request))
     await exchange.answer_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 

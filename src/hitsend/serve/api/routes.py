@@ -25,6 +25,7 @@ from hitsend.serve.api import (
     messages_errors,
     openapi,
     own_usage,
+    plan,
     responses,
     tokens,
 )
@@ -67,6 +68,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/docs": {"GET": inspect.docs},
     "/inspect": {"GET": inspect.page},
     "/inspect/live": {"GET": live.live},
+    "/inspect/plan": {"GET": plan.fields, "POST": plan.plan},
     "/inspect/percentiles": {"GET": inspect_search.percentiles},
     "/inspect/usage": {"GET": own_usage.usage},
     "/inspect/requests": {"GET": inspect_search.requests},

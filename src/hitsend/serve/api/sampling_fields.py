@@ -37,6 +37,7 @@ class SamplingIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mirostat_tau: Any = None
     mirostat_eta: Any = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
 
 
 REFUSED = {

@@ -16,6 +16,7 @@ from hitsend.core.events import LimitCheck
 from hitsend.core.limits import Level
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Principal, Request, Started
+from hitsend.core.seen import Seen
 from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.access.principals import PrincipalStore
 from hitsend.serve.access.store import KeyStore
@@ -24,6 +25,7 @@ from hitsend.serve.estimate import Estimate
 from hitsend.serve.explain import Explanation
 from hitsend.serve.usage.batches import BatchStore
 from hitsend.serve.usage.books import Books
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.files import FileStore
 from hitsend.serve.usage.idempotency import IdempotencyStore
 from hitsend.serve.usage.record_search import EVERY, Percentiles, RecordFilter
@@ -199,6 +201,11 @@ async def _nothing_to_shed(_levels: tuple[Level, ...]) -> None:
     """No limits are counted."""
 
 
+async def _nothing_elsewhere(_key_id: str | None) -> tuple[Seen, ...]:
+    """One process has all requests."""
+    return ()
+
+
 async def _nothing_to_explain(request: Request) -> Explanation:
     """There are no routes."""
     return Explanation(request.model, None, None, "", request.model, "")
@@ -209,11 +216,12 @@ class Services(msgspec.Struct, frozen=True):
 
     `responses` is None where the server keeps none, `admin` where keys aren't administered over HTTP, `books`
     where no ledger is to be seen, `idempotency` where no answers are kept for keys, `batches` where no files are.
-    `suited`: the request as this
-    model's template gets it. `shed` raises RateLimitExceeded when these levels have no room for any request; it only
-    looks, and costs nothing where there is room. `gather` is awaited before `state` and `render_metrics` are asked: it
-    brings in what other processes have of their figures. `model_state` is what `/v1/models` adds to a model that comes
-    and goes. `stopping` is set when the server begins to stop: what lasts as long as somebody looks ends then.
+    `suited`: the request as this model's template gets it. `shed` raises RateLimitExceeded when these levels have no
+    room for any request; it only looks, and costs nothing where there is room. `gather` is awaited before `state` and
+    `render_metrics` are asked: it brings in what other processes have of their figures. `model_state` is what
+    `/v1/models` adds to a model that comes and goes. `elsewhere`: how it is with this process's upstreams and routes.
+    `seen_elsewhere`: open requests of other processes, that key's alone if one is given.
+    `stopping` is set when the server begins to stop: what lasts as long as somebody looks ends then.
     """
 
     clock: Clock
@@ -241,6 +249,8 @@ class Services(msgspec.Struct, frozen=True):
     books: Books | None = None
     idempotency: IdempotencyStore | None = None
     gather: Callable[[GatherFor], Awaitable[None]] = _nothing_to_gather
+    seen_elsewhere: Callable[[str | None], Awaitable[tuple[Seen, ...]]] = _nothing_elsewhere
+    elsewhere: Callable[[], Elsewhere] = Elsewhere
     stopping: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     model_state: Callable[[str], dict[str, Any]] = lambda _: {}
     explain: Callable[[Request], Awaitable[Explanation]] = _nothing_to_explain

@@ -79,7 +79,8 @@ async def _chat_tokens(exchange: Exchange, tree: dict[str, Any]) -> tuple[int, .
         principal=exchange.principal,
         default_model="",
     )
-    return await exchange.services.text.tokenize_chat(request)
+    services = exchange.services
+    return await services.text.tokenize_chat(services.suited(request))
 
 
 def _read(exchange: Exchange, body: bytes, kind: type[_T]) -> tuple[_T, Any]:

@@ -37,24 +37,30 @@ class Answered(msgspec.Struct, frozen=True):
     error: ServeError | None = None
 
 
+class Paid(msgspec.Struct, frozen=True):
+    """What a line that a crash cut off was billed for: `is_answer`, all of it; `drafts`, those of these engines."""
+
+    is_answer: bool = False
+    drafts: frozenset[str] = frozenset()
+
+
 class LineRunner:
     """Runs lines, for money or (where that was paid before) for nothing."""
 
-    def __init__(self, billed: Services, unbilled: Services, standing: Callable[[Principal], Principal | None]) -> None:
+    def __init__(self, services: Callable[[Paid], Services], standing: Callable[[Principal], Principal | None]) -> None:
         """`standing`: what a caller who was known before may do now, None: nothing any more."""
-        self._billed = billed
-        self._unbilled = unbilled
+        self._services = services
         self._standing = standing
 
     def is_known(self, caller: Principal) -> bool:
         """Whether this caller may still do anything."""
         return self._standing(caller) is not None
 
-    async def run(self, line: Line, request_id: str, caller: Principal, *, is_paid: bool) -> Answered:
+    async def run(self, line: Line, request_id: str, caller: Principal, paid: Paid) -> Answered:
         """To its end. Cancelling it cancels the request."""
         sent: list[Message] = []
         try:
-            await self._serve(line, request_id, self._principal(caller), sent, is_paid=is_paid)
+            await self._serve(line, request_id, self._principal(caller), sent, self._services(paid))
         except Exception as error:  # noqa: BLE001  # as in `routes.py`: shown, and logged where nobody expected it
             shown = public(error, request_id)
             return Answered(shown.status, error_body(shown), shown)
@@ -62,7 +68,7 @@ class LineRunner:
         return Answered(status, b"".join(message.get("body", b"") for message in sent))
 
     async def _serve(
-        self, line: Line, request_id: str, caller: Principal, sent: list[Message], *, is_paid: bool
+        self, line: Line, request_id: str, caller: Principal, sent: list[Message], services: Services
     ) -> None:
         if wants(line).stream not in (None, False):
             raise InvalidRequest("stream: a line of a batch is answered whole", param="stream")
@@ -78,7 +84,6 @@ class LineRunner:
             sent.append(message)
 
         scope: dict[str, Any] = {"type": "http", "method": "POST", "path": line.url, "headers": [], "query_string": b""}
-        services = self._unbilled if is_paid else self._billed
         exchange = Exchange(scope, receive, send, services=services, request_ids=_Given(request_id))
         exchange.principal, exchange.route = caller, line.url
         check_rights(caller, line.url)

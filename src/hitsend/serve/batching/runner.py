@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from hitsend.serve.batching.again import pause_s
 from hitsend.serve.batching.ending import Ending, answer_line
 from hitsend.serve.batching.gate import Gate
 from hitsend.serve.batching.input import Limits, Line, check, lines, parse, wants
-from hitsend.serve.batching.line import Answered, LineRunner
+from hitsend.serve.batching.line import Answered, LineRunner, Paid
 from hitsend.serve.usage.batches import Batch, BatchStore, Fault
 from hitsend.serve.usage.files import FileStore, Whose
 
@@ -56,7 +56,9 @@ class BatchRunner:
         clock: Clock,
         limits: Limits,
         owner: str,
+        drafts_of: Callable[[str | None], Sequence[str]] = lambda _model: (),
     ) -> None:
+        """`drafts_of`: a model's engines whose drafts its callers pay for."""
         self._files = files
         self._batches = batches
         self._lines = runner
@@ -64,6 +66,7 @@ class BatchRunner:
         self._clock = clock
         self._limits = limits
         self._owner = owner
+        self._drafts_of = drafts_of
         self._ending = Ending(files, batches, limits)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._retry_at: dict[str, float] = {}
@@ -226,10 +229,10 @@ class BatchRunner:
         while True:
             await work.pause(work.open_at - self._clock.now())
             async with self._gate.place(model, weight, lambda: work.is_halted):
-                begun = await self._begin(work, number)
+                begun = await self._begin(work, number, self._drafts_of(model))
                 if begun is None:
                     return
-                answered = await self._lines.run(line, begun.request_id, work.caller, is_paid=begun.is_paid)
+                answered = await self._lines.run(line, begun.request_id, work.caller, begun.paid)
             again_s = pause_s(answered.error, num_fails, work.batch.expires_at - self._clock.wall())
             if again_s is None:
                 await self._keep(work, number, line.custom_id, begun.request_id, answered)
@@ -240,13 +243,13 @@ class BatchRunner:
             else:
                 await work.pause(again_s)
 
-    async def _begin(self, work: "_Work", number: int) -> "_Begun | None":
+    async def _begin(self, work: "_Work", number: int, drafts: Sequence[str]) -> "_Begun | None":
         """The id to run it under; None where it is done, or may not begin any more."""
         batch_id = work.batch.batch_id
         names = [f"{batch_id}-{number}", *(f"{batch_id}-{number}-{again}" for again in range(2, MAX_TRIES + 1))]
         while not work.is_halted:
             try:
-                seen = await self._batches.look(batch_id, number, names)
+                seen = await self._batches.look(batch_id, number, names, drafts)
             except StorageFailed:
                 await work.pause(LOOK_S)
                 continue
@@ -254,7 +257,8 @@ class BatchRunner:
                 return None
             if not seen.is_held:
                 free = next((name for name in names if name not in seen.used), None)
-                return _Begun(free or f"{names[-1]}-{self._clock.wall():.0f}", is_paid=seen.is_billed)
+                paid = Paid(seen.is_billed, seen.paid_drafts)
+                return _Begun(free or f"{names[-1]}-{self._clock.wall():.0f}", paid)
             await work.pause(HELD_S)  # a process that died, or is dying, holds it still: the ledger ends that
         return None
 
@@ -278,10 +282,10 @@ class BatchRunner:
 
 
 class _Begun(msgspec.Struct, frozen=True):
-    """A line that may begin. `is_paid`: a row of it has tokens already."""
+    """A line that may begin, and what of it stands in rows already."""
 
     request_id: str
-    is_paid: bool
+    paid: Paid
 
 
 class _Work:

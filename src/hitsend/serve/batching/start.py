@@ -15,7 +15,7 @@ from hitsend.serve.access.auth import Authenticator
 from hitsend.serve.api.services import Services
 from hitsend.serve.batching.gate import Gate, Lane
 from hitsend.serve.batching.input import Limits
-from hitsend.serve.batching.line import LineRunner
+from hitsend.serve.batching.line import LineRunner, Paid
 from hitsend.serve.batching.runner import BatchRunner
 from hitsend.serve.embed import EmbeddingStages
 from hitsend.serve.embed_elsewhere import embed_anywhere
@@ -60,15 +60,32 @@ def batch_runner(
         engine = stages.engines.get(name) or embedding.elsewhere.get(name)
         return None if engine is None else _narrowest([engine])
 
-    lines = LineRunner(
-        _priced(services, routing, embedding, stages.prices.of_batches()),
-        _priced(services, routing, embedding, Unbilled()),
-        kept.auth.standing,
-    )
+    def drafts_of(model: str | None) -> tuple[str, ...]:
+        route = routing.targets.routes.get(model or only or "")
+        is_paying = route is not None and route.strategy == "cascade" and route.cascade.bills_drafts
+        return route.engines if route is not None and is_paying else ()
+
+    priced = partial(_priced, services, embedding=embedding)
+    billed = priced(routing, prices=stages.prices.of_batches())
+    unbilled = priced(routing, prices=Unbilled(stages.prices))
+
+    def serving(paid: Paid) -> Services:
+        if paid.drafts and not paid.is_answer:
+            return priced(replace(routing, paid_drafts=paid.drafts), prices=stages.prices.of_batches())
+        return unbilled if paid.is_answer else billed
+
+    lines = LineRunner(serving, kept.auth.standing)
     gate = Gate(lane_of, settings.batches.slots_share, settings.server.workers if is_shared else 1)
     limits = Limits(settings.batches.max_lines, settings.access.max_body_bytes)
     return BatchRunner(
-        kept.files, kept.batches, lines, gate, clock=stages.clock, limits=limits, owner=kept.ledger.owner
+        kept.files,
+        kept.batches,
+        lines,
+        gate,
+        clock=stages.clock,
+        limits=limits,
+        owner=kept.ledger.owner,
+        drafts_of=drafts_of,
     )
 
 
@@ -81,7 +98,7 @@ def _narrowest(engines: Sequence[Engine]) -> Lane:
     return Lane(engines[least].name, states[least].slots_total, states[least].running, waiting)
 
 
-def _priced(services: Services, routing: Routing, embedding: EmbeddingStages, prices: PriceBook) -> Services:
+def _priced(services: Services, routing: Routing, *, embedding: EmbeddingStages, prices: PriceBook) -> Services:
     """The same services at other prices, for every name that is served: models, routes, embedding models anywhere."""
     routing = replace(routing, stages=replace(routing.stages, prices=prices))
     embedding = replace(embedding, prices=prices)

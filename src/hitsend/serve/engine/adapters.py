@@ -2,7 +2,8 @@
 
 Enters: a loaded model, the settings' adapters. Leaves: `Adapters`. Always true: every file was judged before libllama
 may see it (our own reading of its header: an adapter, of LoRA's kind, for this architecture); all are loaded before the
-first context is made, as the library asks; a call has one adapter or none, and the library is told only of changes.
+first context is made, as the library asks; a call has one adapter or none, beside it the offsets that belong to the
+weights where their layout has some, always; the library is told only of changes.
 Next: `llama_decoder.py`.
 """
 
@@ -11,47 +12,53 @@ from collections.abc import Sequence
 import numpy as np
 
 from hitsend.core.errors import ConfigError
-from hitsend.gguf import read_header
+from hitsend.gguf import GgufHeader, read_header
 from hitsend.serve.engine.libllama import Library
+from hitsend.serve.engine.offsets import TIMES, offsets_beside
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.settings import AdapterSettings
 
+_OFFSETS = "offsets"
 
-class _Loaded:
-    """One adapter: its handle, and the two arrays of length 1 that the library reads it from."""
 
-    def __init__(self, handle: int, scale: float) -> None:
-        self.handles = np.array([handle], np.uint64)
-        self.scales = np.array([scale], np.float32)
+class _Set:
+    """Adapters that work together: arrays of their handles and scales, for the library."""
+
+    def __init__(self, *each: tuple[int, float]) -> None:
+        self.handles = np.array([handle for handle, _ in each], np.uint64)
+        self.scales = np.array([scale for _, scale in each], np.float32)
 
 
 class Adapters:
-    """All adapters of one model, by name. They live as long as the model."""
+    """All adapters of one model, by name, for one context. They live as long as the model."""
 
-    def __init__(self, model: LoadedModel, architecture: str, files: Sequence[AdapterSettings] = ()) -> None:
-        """Raises ConfigError."""
+    def __init__(
+        self, model: LoadedModel, header: GgufHeader, path: str, files: Sequence[AdapterSettings] = ()
+    ) -> None:
+        """`header` and `path` are those of the model's file. Raises ConfigError."""
         self._library: Library = model.library
-        self._by_name = {file.name: _load(model, architecture, file) for file in files}
-        self._active: str | None = None
-
-    @property
-    def names(self) -> frozenset[str]:
+        offsets = offsets_beside(path, header)
+        always = []
+        if offsets is not None:
+            file = AdapterSettings(name=_OFFSETS, path=str(offsets), scale=1 / TIMES)
+            always.append(_load(model, header.architecture, file))
+        self.names = frozenset(file.name for file in files)
         """What `use` may be asked for."""
-        return frozenset(self._by_name)
+        self._sets: dict[str | None, _Set] = {None: _Set(*always)}
+        self._sets |= {file.name: _Set(*always, _load(model, header.architecture, file)) for file in files}
+        self._active = _Set()
 
     def use(self, context: int, name: str | None) -> None:
         """Compute with this one from now on, or with the model as it is. Raises DecoderFailed."""
-        if name == self._active:
+        wanted = self._sets[name]
+        if wanted is self._active or not (len(wanted.handles) or len(self._active.handles)):
             return
-        if name is None:
-            code = self._library.llama_set_adapters_lora(context, None, 0, None)
-        else:
-            one = self._by_name[name]
-            code = self._library.llama_set_adapters_lora(context, one.handles.ctypes.data, 1, one.scales.ctypes.data)
+        pointers = wanted.handles.ctypes.data, len(wanted.handles), wanted.scales.ctypes.data
+        code = self._library.llama_set_adapters_lora(context, *(pointers if len(wanted.handles) else (None, 0, None)))
         if code != 0:
             raise DecoderFailed(f"llama_set_adapters_lora returned {code} for {name!r}", is_fatal=True)
-        self._active = name
+        self._active = wanted
 
 
 def check_adapter(file: AdapterSettings, architecture: str) -> int:
@@ -70,7 +77,7 @@ def check_adapter(file: AdapterSettings, architecture: str) -> int:
     return header.tensor_bytes
 
 
-def _load(model: LoadedModel, architecture: str, file: AdapterSettings) -> _Loaded:
+def _load(model: LoadedModel, architecture: str, file: AdapterSettings) -> tuple[int, float]:
     check_adapter(file, architecture)
     library = model.library
     library.take_lines()
@@ -78,4 +85,4 @@ def _load(model: LoadedModel, architecture: str, file: AdapterSettings) -> _Load
     if not handle:
         why = library.take_lines() or "no reason given"
         raise ConfigError(f"adapters[{file.name}].path: libllama can't load {file.path} for this model: {why}")
-    return _Loaded(handle, file.scale)
+    return handle, file.scale

@@ -112,6 +112,11 @@ class RetryBudget:
         self._saved = burst if share else 0.0
         self.num_retries = 0
 
+    @property
+    def left(self) -> float:
+        """Retries that may be taken at once."""
+        return self._saved
+
     def pay_in(self) -> None:
         """A request begins."""
         self._saved = min(self._burst, self._saved + self._share) if self._share else 0.0

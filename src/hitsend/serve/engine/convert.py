@@ -13,6 +13,8 @@ weights are in memory at once; the target is written beside its place and moved 
     q4_0       those of the layers Q4_0; words in and out Q8_0
     iq4_nl     the same with IQ4_NL, whose steps fit bell-shaped weights better
     q4_k       those of the layers Q4_K where their rows are whole blocks of 256; words in and out Q8_0
+    q4_0+offsets  Q4_1 ones of the layers Q4_0 with the same steps, and what that leaves out in a second file
+               (`offsets.py`); all others stay
 """
 
 import mmap
@@ -21,6 +23,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,15 +32,31 @@ import numpy as np
 
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufHeader, GgufMap, GgufTensor, bytes_of, read_map
+from hitsend.serve.engine import offsets
 from hitsend.serve.engine.libllama import Library, die_with_parent, open_library
-from hitsend.serve.engine.requantise import BF16, BLOCK, F16, F32, IQ4_NL, Q4_0, Q4_K, Q8_0, READABLE, requantise
+from hitsend.serve.engine.offsets import FILE_KEY, LAYOUT_KEY, SOURCE_KEY, text
+from hitsend.serve.engine.requantise import (
+    BF16,
+    BLOCK,
+    F16,
+    F32,
+    IQ4_NL,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q8_0,
+    READABLE,
+    Bytes,
+    requantise,
+)
 
-RECIPES = {"q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K}
-
-LAYOUT_KEY, SOURCE_KEY, FILE_KEY = "hitsend.layout", "hitsend.layout.source_sha256", "hitsend.layout.source_file"
+RECIPES = {"q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K, offsets.RECIPE: Q4_0}
 
 PORTION_BYTES = 64 * 1024 * 1024
 """Of a tensor as 32-bit numbers."""
+
+_LONG_BYTES = 1_000_000_000
+"""Weights of which progress is worth more than one line."""
 
 _MARGIN_BYTES = 64 * 1024 * 1024
 _STRING = 8
@@ -46,10 +65,11 @@ _WIDE = frozenset((F32, F16, BF16))
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One tensor and the type that it gets; None leaves it as it is."""
+    """One tensor and the type that it gets; None leaves it as it is. `is_split`: what it leaves out goes elsewhere."""
 
     tensor: GgufTensor
     wanted: int | None
+    is_split: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -58,12 +78,20 @@ class Step(msgspec.Struct, frozen=True):
         return self.tensor.num_bytes if self.wanted is None else bytes_of(self.wanted, elements)
 
 
-def plan(tensors: tuple[GgufTensor, ...], recipe: str) -> list[Step]:
+def plan(tensors: tuple[GgufTensor, ...], recipe: str, architecture: str = "llama") -> list[Step]:
     """What becomes of each tensor, in the file's order. Raises ConfigError where nothing would change."""
-    steps = [Step(tensor, _wanted(tensor, RECIPES[recipe])) for tensor in tensors]
+    if recipe == offsets.RECIPE:
+        steps = [_split(tensor, architecture) for tensor in tensors]
+    else:
+        steps = [Step(tensor, _wanted(tensor, RECIPES[recipe])) for tensor in tensors]
     if all(step.wanted is None for step in steps):
         raise ConfigError(f"engine.layout: {recipe} changes nothing in this model")
     return steps
+
+
+def _split(tensor: GgufTensor, architecture: str) -> Step:
+    is_split = tensor.kind == Q4_1 and architecture in offsets.ARCHITECTURES and offsets.is_splittable(tensor)
+    return Step(tensor, Q4_0 if is_split else None, is_split)
 
 
 def _wanted(tensor: GgufTensor, kind: int) -> int | None:
@@ -85,14 +113,32 @@ def convert(library: Library, source: str, target: Path, recipe: str, sha256: st
         raise ConfigError(f"engine.layout: {source} is one part of several; only whole files can be converted")
     if LAYOUT_KEY in header.metadata:
         raise ConfigError(f"engine.layout: {source} was converted already ({header.metadata[LAYOUT_KEY]})")
-    steps = plan(lies.tensors, recipe)
-    _check_room(target.parent, sum(step.num_bytes for step in steps) + lies.data_at)
+    steps = plan(lies.tensors, recipe, header.architecture)
+    beside = [step.tensor for step in steps if step.is_split]
+    _check_room(target.parent, sum(step.num_bytes for step in steps) + lies.data_at + offsets.num_bytes(beside))
+    keys = _new_keys(header, source, recipe, sha256)
+    with Path(source).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if beside:  # first: whoever sees the weights has to find it
+            with _whole(offsets.offsets_path(target)) as out:
+                out.write(offsets.head_of(header, beside, keys))
+                out.write(b"\0" * (-out.tell() % offsets.ALIGNMENT))
+                _write_offsets(out, data, lies, beside, library)
+        try:
+            with _whole(target) as out:
+                _write_head(out, data, lies, steps, keys)
+                _write_tensors(out, data, lies, steps, library)
+        except ConfigError:
+            offsets.offsets_path(target).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[BinaryIO]:
+    """A file that is at its place when all of it was written, and not before. Raises ConfigError."""
     part = target.with_suffix(f".{os.getpid()}.part")
     try:
-        with Path(source).open("rb") as file, part.open("wb") as out:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                _write_head(out, data, lies, steps, _new_keys(header, source, recipe, sha256))
-                _write_tensors(out, data, lies, steps, library)
+        with part.open("wb") as out:
+            yield out
             out.flush()
             os.fsync(out.fileno())
         part.replace(target)
@@ -119,12 +165,12 @@ def _new_keys(header: GgufHeader, source: str, recipe: str, sha256: str) -> list
 def _write_head(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[Step], keys: list[tuple[str, str]]) -> None:
     out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(steps), lies.num_keys + len(keys)))
     out.write(data[lies.keys_at : lies.keys_end])
-    out.writelines(_text(key) + struct.pack("<I", _STRING) + _text(value) for key, value in keys)
+    out.writelines(text(key) + struct.pack("<I", _STRING) + text(value) for key, value in keys)
     offset = 0
     for step in steps:
         tensor = step.tensor
         shape = tensor.dimensions
-        out.write(_text(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        out.write(text(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
         out.write(struct.pack("<IQ", tensor.kind if step.wanted is None else step.wanted, offset))
         offset += -(-step.num_bytes // lies.alignment) * lies.alignment
 
@@ -136,34 +182,54 @@ def _write_tensors(out: BinaryIO, data: mmap.mmap, lies: GgufMap, steps: list[St
         out.writelines(_portions(data, lies.data_at, step, library))
         out.write(b"\0" * (-out.tell() % lies.alignment))
         done += step.tensor.num_bytes
-        if done * 10 // whole > said:
+        if done * 10 // whole > said and (done == whole or whole >= _LONG_BYTES):
             said = done * 10 // whole
             print(f"{said * 10} % of {whole / 1e6:.0f} MB", flush=True)  # noqa: T201 (its parent reads these lines)
+
+
+def _write_offsets(out: BinaryIO, data: mmap.mmap, lies: GgufMap, tensors: list[GgufTensor], library: Library) -> None:
+    for tensor in tensors:
+        out.write(offsets.block_sums(tensor.dimensions[0]).tobytes())
+        out.write(b"\0" * (-out.tell() % offsets.ALIGNMENT))
+        for rows in _rows(data, lies.data_at, tensor, PORTION_BYTES):
+            with _named(tensor):
+                out.write(offsets.stored_offsets(library, rows, tensor.dimensions[0]).tobytes())
+        out.write(b"\0" * (-out.tell() % offsets.ALIGNMENT))
+
+
+@contextmanager
+def _named(tensor: GgufTensor) -> Iterator[None]:
+    """Whose fault it was."""
+    try:
+        yield
+    except ConfigError as failure:
+        raise ConfigError(f"{failure} (in {tensor.name})") from None
+
+
+def _rows(data: mmap.mmap | bytes, data_at: int, tensor: GgufTensor, portion_bytes: int) -> Iterator[Bytes]:
+    """The tensor as it is stored, some rows at a time."""
+    width = tensor.dimensions[0]
+    start, end = data_at + tensor.offset, data_at + tensor.offset + tensor.num_bytes
+    row_bytes = bytes_of(tensor.kind, width)
+    portion = max(1, portion_bytes // (width * 4)) * row_bytes
+    for at in range(start, end, portion):
+        yield np.frombuffer(data[at : min(at + portion, end)], np.uint8).reshape(-1, row_bytes)
 
 
 def _portions(
     data: mmap.mmap | bytes, data_at: int, step: Step, library: Library, *, portion_bytes: int = PORTION_BYTES
 ) -> Iterator[bytes]:
     """The tensor's bytes as they are to be stored, some rows at a time."""
-    tensor, width = step.tensor, step.tensor.dimensions[0]
-    start, end = data_at + tensor.offset, data_at + tensor.offset + tensor.num_bytes
-    row_bytes = bytes_of(tensor.kind, width)
-    portion = max(1, portion_bytes // (width * 4)) * row_bytes
-    for at in range(start, end, portion):
-        taken = data[at : min(at + portion, end)]
-        if step.wanted is None:
-            yield taken
-            continue
-        rows = np.frombuffer(taken, np.uint8).reshape(-1, row_bytes)
-        try:
-            yield requantise(library, rows, tensor.kind, step.wanted, width=width).tobytes()
-        except ConfigError as failure:
-            raise ConfigError(f"{failure} (in {tensor.name})") from None
-
-
-def _text(text: str) -> bytes:
-    stored = text.encode()
-    return struct.pack("<Q", len(stored)) + stored
+    tensor = step.tensor
+    for rows in _rows(data, data_at, tensor, portion_bytes):
+        with _named(tensor):
+            if step.wanted is None:
+                made = rows
+            elif step.is_split:
+                made = offsets.without_offsets(rows)
+            else:
+                made = requantise(library, rows, tensor.kind, step.wanted, width=tensor.dimensions[0])
+        yield made.tobytes()
 
 
 def main(arguments: list[str]) -> int:

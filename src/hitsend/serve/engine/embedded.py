@@ -10,8 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
-
 from hitsend.core.clock import Clock
 from hitsend.core.errors import (
     ContextLengthExceeded,
@@ -25,6 +23,7 @@ from hitsend.serve.engine.generation import BatchTotals, EmbeddedGeneration
 from hitsend.serve.engine.keeper import ChildKeeper, EngineLine
 from hitsend.serve.engine.prefix_salt import salt_of
 from hitsend.serve.engine.protocol import EngineState, Job, StepFigures
+from hitsend.serve.engine.told import Told
 from hitsend.serve.loop.messages import (
     Done,
     EngineFacts,
@@ -42,21 +41,6 @@ from hitsend.serve.loop.shares import Path, most_waiting, path_of
 from hitsend.settings import AdapterSettings, EngineSettings
 
 _SEED_MASK = 2**63 - 1
-
-
-class _Figures(msgspec.Struct):
-    """The child's last word about itself."""
-
-    running: int = 0
-    waiting: int = 0
-    cells_used: int = 0
-    slots_used: int = 0
-    paused: int = 0
-    preemptions_total: int = 0
-    check: str | None = None
-    cells_cached: int = 0
-    cache_bytes: int = 0
-    step_ended_at: float | None = None
 
 
 class EmbeddedEngine:
@@ -93,7 +77,7 @@ class EmbeddedEngine:
         self._line = line or ChildKeeper(settings, model_path, clock, model=model, adapters=adapters)
         self._line.attach(self._receive, self._went_down)
         self._generations: dict[str, EmbeddedGeneration] = {}
-        self._figures = _Figures()
+        self._figures = Told()
 
     @property
     def name(self) -> str:
@@ -180,29 +164,11 @@ class EmbeddedEngine:
 
     def state(self) -> EngineState:
         """Figures of this moment."""
-        figures, facts = self._figures, self._line.facts
-        return EngineState(
-            is_ready=self._line.is_ready,
-            pid=self._line.pid,
-            restarts=self._line.restarts,
-            running=figures.running,
-            waiting=figures.waiting,
-            cells_total=facts.num_cells if facts is not None else 0,
-            cells_used=figures.cells_used,
-            slots_total=facts.num_slots if facts is not None else self._settings.num_slots,
-            slots_used=figures.slots_used,
-            preemptions_total=figures.preemptions_total,
-            progress_age_s=max(0.0, self._clock.now() - self._line.progress_at),
-            check=figures.check,
-            paused=figures.paused,
-            num_threads=facts.num_threads if facts is not None else 0,
-            cells_cached=figures.cells_cached,
-            cache_bytes=figures.cache_bytes,
-        )
+        return self._figures.state(self._line, self._settings.num_slots, self._clock.now())
 
     def _went_down(self, error: ServeError) -> None:
         """The child is gone, and with it everything that it had."""
-        self._figures = _Figures()
+        self._figures = Told()
         self._fail(error)
 
     def _fail(self, error: ServeError) -> None:
@@ -220,22 +186,13 @@ class EmbeddedEngine:
         if isinstance(report, StepReport):
             self._stepped(report)
         elif isinstance(report, Pulse):
-            self._pulsed(report)
+            self._figures.pulsed(report)
         else:
             self._told(report)
 
-    def _pulsed(self, pulse: Pulse) -> None:
-        figures = self._figures
-        figures.running, figures.waiting = pulse.num_running, pulse.num_waiting
-        figures.cells_used, figures.slots_used = pulse.cells_used, pulse.slots_used
-        figures.preemptions_total, figures.check = pulse.preemptions_total, pulse.check
-        figures.paused = pulse.num_paused
-        figures.cells_cached, figures.cache_bytes = pulse.cells_cached, pulse.cache_bytes
-
     def _stepped(self, report: StepReport) -> None:
         figures = self._figures
-        figures.running, figures.waiting = report.num_running, report.num_waiting
-        figures.cells_used, figures.slots_used = report.cells_used, report.num_running
+        figures.stepped(report)
         batch = BatchTotals(
             sum(row.prefill_tokens for row in report.rows),
             sum(row.decode_tokens for row in report.rows),

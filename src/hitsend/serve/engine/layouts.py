@@ -12,10 +12,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.offsets import offsets_path
 
 AS_SHIPPED = "as-shipped"
 
@@ -61,6 +63,13 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
     return target
 
 
+def discard(source: Path, models_dir: Path, recipe: str) -> None:
+    """Delete the converted copy where there is one."""
+    target = converted_path(source, models_dir, recipe)
+    target.unlink(missing_ok=True)
+    offsets_path(target).unlink(missing_ok=True)
+
+
 def _run(words: list[str], say: Say) -> None:
     """The child, to its end; its words on stderr are the error. Raises ConfigError."""
     child = subprocess.Popen(  # noqa: S603 (our own module)
@@ -96,7 +105,7 @@ def sha256_of(file: Path, folder: Path) -> str:
             while chunk := opened.read(_CHUNK_BYTES):
                 digest.update(chunk)
         known[mark] = digest.hexdigest()
-        part = folder / f"{_KNOWN}.{os.getpid()}.part"
+        part = folder / f"{_KNOWN}.{os.getpid()}-{threading.get_ident()}.part"
         part.write_text(json.dumps(known), encoding="utf-8")
         part.replace(known_file)
     return str(known[mark])

@@ -1,4 +1,4 @@
-"""The only ctypes: libllama as a plain shared library, declared by us and checked before it is trusted.
+"""libllama as a plain shared library, declared by us and checked before it is trusted.
 
 Enters: the path of a shared library (default: the one inside the xllamacpp wheel, whose Python classes stay unused).
 Leaves: a `Library` whose functions are typed and whose struct layout is proved. Always true: the C ABI moves between
@@ -23,6 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.declarations import (
+    CONVERTING,
+    FUNCTIONS,
+    HEAD,
+    LAYOUTS,
+    BatchStruct,
+    ContextParams,
+    KvOverride,
+    LogCallback,
+    ModelParams,
+    Padded,
+)
 
 BUILD = 11549
 """The llama.cpp build of the pinned wheel, whose struct layout is declared below."""
@@ -45,194 +57,37 @@ _WARN = 3
 _PR_SET_PDEATHSIG = 1
 _OVERRIDE_BOOL = 2
 
-LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
-
-
-class ModelParams(c.Structure):
-    """`llama_model_params`."""
-
-    _fields_ = [
-        ("devices", c.c_void_p),
-        ("tensor_buft_overrides", c.c_void_p),
-        ("n_gpu_layers", c.c_int32),
-        ("split_mode", c.c_int32),
-        ("load_mode", c.c_int32),
-        ("lazy_mode", c.c_int32),
-        ("main_gpu", c.c_int32),
-        ("tensor_split", c.c_void_p),
-        ("progress_callback", c.c_void_p),
-        ("progress_callback_user_data", c.c_void_p),
-        ("kv_overrides", c.c_void_p),
-        ("vocab_only", c.c_bool),
-        ("check_tensors", c.c_bool),
-        ("use_extra_bufts", c.c_bool),
-        ("no_host", c.c_bool),
-        ("no_alloc", c.c_bool),
-        ("load_mtp", c.c_bool),
-    ]
-
-
-class ContextParams(c.Structure):
-    """`llama_context_params`."""
-
-    _fields_ = [
-        ("n_ctx", c.c_uint32),
-        ("n_batch", c.c_uint32),
-        ("n_ubatch", c.c_uint32),
-        ("n_seq_max", c.c_uint32),
-        ("n_rs_seq", c.c_uint32),
-        ("n_outputs_max", c.c_uint32),
-        ("n_outputs_max_per_seq", c.c_uint32),
-        ("n_threads", c.c_int32),
-        ("n_threads_batch", c.c_int32),
-        ("ctx_type", c.c_int32),
-        ("rope_scaling_type", c.c_int32),
-        ("pooling_type", c.c_int32),
-        ("attention_type", c.c_int32),
-        ("flash_attn_type", c.c_int32),
-        ("rope_freq_base", c.c_float),
-        ("rope_freq_scale", c.c_float),
-        ("yarn_ext_factor", c.c_float),
-        ("yarn_attn_factor", c.c_float),
-        ("yarn_beta_fast", c.c_float),
-        ("yarn_beta_slow", c.c_float),
-        ("yarn_orig_ctx", c.c_uint32),
-        ("defrag_thold", c.c_float),
-        ("cb_eval", c.c_void_p),
-        ("cb_eval_user_data", c.c_void_p),
-        ("type_k", c.c_int32),
-        ("type_v", c.c_int32),
-        ("moe_cache_size", c.c_size_t),
-        ("abort_callback", c.c_void_p),
-        ("abort_callback_data", c.c_void_p),
-        ("embeddings", c.c_bool),
-        ("offload_kqv", c.c_bool),
-        ("no_perf", c.c_bool),
-        ("op_offload", c.c_bool),
-        ("swa_full", c.c_bool),
-        ("kv_unified", c.c_bool),
-        ("samplers", c.c_void_p),
-        ("n_samplers", c.c_size_t),
-        ("ctx_other", c.c_void_p),
-    ]
-
-
-class _OverrideValue(c.Union):
-    _fields_ = [("integer", c.c_int64), ("boolean", c.c_bool), ("text", c.c_char * 128)]
-
-
-class KvOverride(c.Structure):
-    """`llama_model_kv_override`: a metadata key that the loader shall read as something else."""
-
-    _fields_ = [("tag", c.c_int32), ("key", c.c_char * 128), ("value", _OverrideValue)]
-
-
-class BatchStruct(c.Structure):
-    """`llama_batch`."""
-
-    _fields_ = [
-        ("n_tokens", c.c_int32),
-        ("token", c.c_void_p),
-        ("embd", c.c_void_p),
-        ("pos", c.c_void_p),
-        ("n_seq_id", c.c_void_p),
-        ("seq_id", c.c_void_p),
-        ("logits", c.c_void_p),
-    ]
-
-
-# Non-zero defaults of build 11549; every other field is zero there. Read from the library itself.
-_MODEL_DEFAULTS = {"n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "lazy_mode": 1, "use_extra_bufts": True}
-_CONTEXT_DEFAULTS = {
-    **dict.fromkeys(("n_ctx", "n_ubatch"), 512),
-    "n_batch": 2048,
-    **dict.fromkeys(("n_seq_max", "n_outputs_max_per_seq", "type_k", "type_v"), 1),
-    **dict.fromkeys(("n_threads", "n_threads_batch"), 4),
-    **dict.fromkeys(("rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type"), -1),
-    **dict.fromkeys(("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "defrag_thold"), -1.0),
-    **dict.fromkeys(("offload_kqv", "no_perf", "op_offload", "swa_full"), True),
-}
-
-_P, _I, _U, _B, _S, _Z = c.c_void_p, c.c_int32, c.c_uint32, c.c_bool, c.c_char_p, c.c_size_t
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "llama_backend_init": (None, []),
-    "llama_supports_rpc": (_B, []),
-    "llama_log_set": (None, [_P, _P]),
-    "llama_model_load_from_file": (_P, [_S, ModelParams]),
-    "llama_model_free": (None, [_P]),
-    "llama_model_get_vocab": (_P, [_P]),
-    "llama_model_n_ctx_train": (_I, [_P]),
-    "llama_model_size": (c.c_uint64, [_P]),
-    "llama_model_has_encoder": (_B, [_P]),
-    "llama_model_has_decoder": (_B, [_P]),
-    "llama_model_is_hybrid": (_B, [_P]),
-    "llama_model_is_recurrent": (_B, [_P]),
-    "llama_model_is_diffusion": (_B, [_P]),
-    "llama_model_meta_count": (_I, [_P]),
-    "llama_model_meta_key_by_index": (_I, [_P, _I, _P, _Z]),
-    "llama_model_meta_val_str_by_index": (_I, [_P, _I, _P, _Z]),
-    "llama_model_chat_template": (_S, [_P, _S]),
-    "llama_vocab_n_tokens": (_I, [_P]),
-    "llama_vocab_get_attr": (_I, [_P, _I]),
-    "llama_vocab_is_eog": (_B, [_P, _I]),
-    "llama_vocab_bos": (_I, [_P]),
-    "llama_vocab_eos": (_I, [_P]),
-    "llama_vocab_get_add_bos": (_B, [_P]),
-    "llama_tokenize": (_I, [_P, _S, _I, _P, _I, _B, _B]),
-    "llama_token_to_piece": (_I, [_P, _I, _P, _I, _I, _B]),
-    "llama_init_from_model": (_P, [_P, ContextParams]),
-    "llama_free": (None, [_P]),
-    "llama_n_ctx": (_U, [_P]),
-    "llama_n_ctx_seq": (_U, [_P]),
-    "llama_n_batch": (_U, [_P]),
-    "llama_n_ubatch": (_U, [_P]),
-    "llama_n_seq_max": (_U, [_P]),
-    "llama_get_memory": (_P, [_P]),
-    "llama_memory_seq_rm": (_B, [_P, _I, _I, _I]),
-    "llama_memory_seq_cp": (None, [_P, _I, _I, _I, _I]),
-    "llama_memory_seq_pos_max": (_I, [_P, _I]),
-    "llama_memory_clear": (None, [_P, _B]),
-    "llama_state_seq_get_size_ext": (_Z, [_P, _I, _U]),
-    "llama_state_seq_get_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
-    "llama_state_seq_set_data_ext": (_Z, [_P, _P, _Z, _I, _U]),
-    "llama_adapter_lora_init": (_P, [_P, _S]),
-    "llama_set_adapters_lora": (_I, [_P, _P, _Z, _P]),
-    "llama_decode": (_I, [_P, BatchStruct]),
-    "llama_get_logits": (_P, [_P]),
-    "llama_get_embeddings_seq": (_P, [_P, _I]),
-    "llama_model_n_embd_out": (_I, [_P]),
-    "llama_pooling_type": (_I, [_P]),
-    "llama_n_threads": (_I, [_P]),
-}
-_CONVERTING: dict[str, tuple[Any, list[Any]]] = {
-    "ggml_quantize_chunk": (_Z, [_I, _P, _P, c.c_int64, c.c_int64, c.c_int64, _P]),
-    **{
-        f"dequantize_row_{name}": (None, [_P, _P, c.c_int64])
-        for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs")
-    },
-}
-"""What only changing a layout needs: a build without it serves all the same. Found when used."""
-
 
 class Library:
-    """libllama, loaded and checked: `lib.llama_decode(...)` and so on. Handles are plain integers."""
+    """libllama, loaded and checked: `lib.llama_decode(...)` and so on. Handles are plain integers.
+
+    `on_line` is told all that the library logs; it mustn't raise.
+    """
 
     def __init__(self, path: str, functions: c.CDLL, build: int | None) -> None:
         self.path = path
         self.build = build
         self._functions = functions
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.on_line: Callable[[str], None] | None = None
         self._callback = LogCallback(self._log)
         functions.llama_log_set(self._callback, None)
         functions.llama_backend_init()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _FUNCTIONS and name not in _CONVERTING:
+        if name not in FUNCTIONS and name not in CONVERTING and name not in HEAD:
             raise AttributeError(name)
-        if not hasattr(self._functions, name):
-            raise ConfigError(f"engine.layout: {self.path} can't convert weights: it lacks {name}")
-        function: Callable[..., Any] = getattr(self._functions, name)
+        exported = HEAD[name][0] if name in HEAD else name
+        if not hasattr(self._functions, exported):
+            part = "engine.speculation: {} can't run MTP heads" if name in HEAD else "engine.layout: {} can't convert"
+            raise ConfigError(f"{part.format(self.path)}: it lacks {name}")
+        function: Callable[..., Any] = getattr(self._functions, exported)
         return function
+
+    @property
+    def lacks_for_head(self) -> str:
+        """The first function that it lacks to run an MTP head; empty: it can."""
+        return next((name for name, (exported, *_) in HEAD.items() if not hasattr(self._functions, exported)), "")
 
     @property
     def name(self) -> str:
@@ -257,6 +112,8 @@ class Library:
 
     def _log(self, level: int, text: bytes | None, _data: int | None) -> None:
         # Level 5 continues the line before it. An exception here would be printed by ctypes, so nothing may raise.
+        if text and self.on_line is not None:
+            self.on_line(text.decode("utf-8", "replace"))
         if text and level >= _WARN:
             self._lines.append(text.decode("utf-8", "replace")[:400])
 
@@ -271,18 +128,19 @@ def open_library(path: str | None = None) -> Library:
         functions = c.CDLL(where, mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as failure:
         raise ConfigError(explain(where, str(failure))) from None
-    missing = [name for name in (*_FUNCTIONS, *_LAYOUTS) if not hasattr(functions, name)]
+    missing = [name for name in (*FUNCTIONS, *LAYOUTS) if not hasattr(functions, name)]
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise ConfigError(f"engine.libllama: {where} is not a usable libllama: it lacks {shown}")
-    converting = {name: types for name, types in _CONVERTING.items() if hasattr(functions, name)}
-    for name, (result, arguments) in (_FUNCTIONS | converting).items():
+    extras = CONVERTING | {exported: (result, arguments) for exported, result, arguments in HEAD.values()}
+    extras = {name: types for name, types in extras.items() if hasattr(functions, name)}
+    for name, (result, arguments) in (FUNCTIONS | extras).items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     build = _packaged_build() if path is None else _build_number(functions)
     if build is not None and build < OLDEST_BUILD:
         raise ConfigError(f"engine.libllama: {where} is llama.cpp b{build}; b{OLDEST_BUILD} or newer is needed")
-    for name, (layout, expected) in _LAYOUTS.items():
+    for name, (layout, expected) in LAYOUTS.items():
         _check_layout(where, name, _defaults(functions, name, layout), expected)
     if functions.llama_supports_rpc():
         raise ConfigError(f"engine.libllama: {where} was built with RPC, which has no fixed version: use one without")
@@ -310,10 +168,14 @@ def address_of(structure: Any) -> int:
     return c.addressof(structure)
 
 
-def new_batch(arrays: tuple[NDArray[Any], ...], start: int, count: int) -> BatchStruct:
-    """A `llama_batch` over `count` rows from row `start` of (token, pos, n_seq_id, seq_id pointers, logits) arrays."""
+def new_batch(
+    arrays: tuple[NDArray[Any], ...], start: int, count: int, states: NDArray[np.float32] | None = None
+) -> BatchStruct:
+    """A `llama_batch` over `count` rows from row `start` of (token, pos, n_seq_id, seq_id pointers, logits) arrays.
+    `states`: for an MTP head, what the model's last layer said of the token before. The arrays must outlive the call.
+    """
     token, pos, n_seq_id, seq_id, logits = (a.ctypes.data + start * a.itemsize for a in arrays)
-    return BatchStruct(count, token, None, pos, n_seq_id, seq_id, logits)
+    return BatchStruct(count, token, None if states is None else states.ctypes.data, pos, n_seq_id, seq_id, logits)
 
 
 def floats_at(address: int, num_rows: int, num_columns: int) -> NDArray[np.float32]:
@@ -351,21 +213,9 @@ def _packaged_build() -> int:
     return BUILD
 
 
-class _Padded(c.Structure):
-    """Room for a bigger struct than ours, so that a foreign library can't write past the end before we looked."""
-
-    _fields_ = [("bytes", c.c_ubyte * 1024)]
-
-
-_LAYOUTS: dict[str, tuple[type[c.Structure], dict[str, Any]]] = {
-    "llama_model_default_params": (ModelParams, _MODEL_DEFAULTS),
-    "llama_context_default_params": (ContextParams, _CONTEXT_DEFAULTS),
-}
-
-
 def _defaults(functions: c.CDLL, name: str, layout: Any) -> Any:
     function = getattr(functions, name)
-    function.restype, function.argtypes = _Padded, []
+    function.restype, function.argtypes = Padded, []
     return layout.from_buffer_copy(function())
 
 

@@ -17,7 +17,9 @@ from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.calls import cut_by_length, cut_in_order
 from hitsend.serve.engine.libllama import floats_at, new_batch
+from hitsend.serve.engine.mtp import MtpHead
 from hitsend.serve.engine.shape import CellPlan
+from hitsend.serve.engine.slots import Run, Slots
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch, DecoderFailed
 
@@ -34,11 +36,13 @@ _PREFILL_GAIN = 3
 """A batch is at least so much faster per token than a single token, on any machine we measured."""
 
 _NO_SLOT, _ABORTED, _BAD_BATCH = 1, 2, -1
-_PARTIAL_ONLY = 1
 
 
-class LlamaDecoder:
-    """One context of `plan.num_slots` sequences. Not thread-safe. See `loop/decoder.py` for the contract."""
+class LlamaDecoder(Slots):
+    """One context of `plan.num_slots` sequences. Not thread-safe. See `loop/decoder.py` for the contract.
+
+    `num_outputs`: rows of logits per call; 0: any. `head` follows what is computed, where there is one.
+    """
 
     def __init__(
         self,
@@ -51,14 +55,17 @@ class LlamaDecoder:
         is_unified: bool,
         adapters: Adapters | None = None,
         kv_type: str = "f16",
+        num_outputs: int = 0,
     ) -> None:
         self._clock = clock
         self._adapters = adapters
         self._model, self._lib, self._plan, self._is_unified = model, model.library, plan, is_unified
+        self.head: MtpHead | None = None
         self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
-        self._context = self._open(num_threads, KV_TYPES[kv_type])
-        self._memory: int = self._lib.llama_get_memory(self._context)
+        context = self._open(num_threads, KV_TYPES[kv_type], num_outputs)
+        is_recurrent = model.is_recurrent
+        super().__init__(self._lib, context, is_unified=is_unified, is_recurrent=is_recurrent, again=self._again)
         self._vocab_size = model.vocabulary.num_tokens
         self._end = model.vocabulary.eog
         self._call_tokens = self._max_call
@@ -123,7 +130,7 @@ class LlamaDecoder:
     @property
     def can_go_back(self) -> bool:
         """Whether `truncate` works anywhere; recurrent layers can't."""
-        return not self._model.is_recurrent
+        return not self.is_recurrent
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Run the batch and copy its logits out. Raises DecoderFailed."""
@@ -132,10 +139,13 @@ class LlamaDecoder:
             raise DecoderFailed(f"a batch of {count} tokens, limit {self._max_batch}", is_fatal=False)
         if self._adapters is not None:
             self._adapters.use(self._context, batch.adapter)
-        if self._is_unified:
+        drafted = _drafted(batch) if batch.has_drafts else []
+        if self._is_unified and self.head is None and not (drafted and self.is_recurrent):
             calls = cut_in_order(count, self._call_tokens)
         else:
             calls = cut_by_length(batch.slots, batch.positions, self._call_tokens)
+        if not self.expect(drafted, calls.sizes[-1]):
+            raise DecoderFailed("these drafts could not be taken back", is_fatal=False)
         order = slice(None) if calls.order is None else calls.order
         self._ids[:count] = batch.token_ids[order]
         self._positions[:count] = batch.positions[order]
@@ -157,47 +167,23 @@ class LlamaDecoder:
 
     def release(self, slot: int) -> None:
         """Forget everything that the slot holds."""
-        self._lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        super().release(slot)
+        if self.head is not None:
+            self.head.forget(slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a whole sequence to an empty slot."""
         self.copy(source, target)
+        if self.head is not None:
+            self.head.move(source, target)
         self.release(source)
-
-    def copy(self, source: int, target: int) -> None:
-        """Give an empty slot a copy of what the source holds. In unified mode both use the same cells."""
-        if self._is_unified:
-            self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        else:
-            # seq_cp between streams copies the stream's whole buffer; saved state holds only the used cells.
-            self.restore(target, self.save(source))
 
     def truncate(self, slot: int, num_tokens: int) -> bool:
         """Forget what the slot holds from position `num_tokens` on; False, and nothing changed, where it can't."""
-        return bool(self._lib.llama_memory_seq_rm(self._memory, slot, num_tokens or -1, -1))
-
-    def save(self, slot: int) -> NDArray[np.uint8]:
-        """All that the slot holds, as bytes in host memory."""
-        saved = np.empty(self.state_bytes(slot), np.uint8)
-        written = self._lib.llama_state_seq_get_data_ext(self._context, saved.ctypes.data, saved.size, slot, 0)
-        if written != saved.size:
-            raise DecoderFailed(f"could not save a sequence: {written} of {saved.size} bytes", is_fatal=True)
-        return saved
-
-    def restore(self, slot: int, saved: NDArray[np.uint8]) -> None:
-        """Fill an empty slot with what `save` gave."""
-        read = self._lib.llama_state_seq_set_data_ext(self._context, saved.ctypes.data, saved.size, slot, 0)
-        if read != saved.size:
-            raise DecoderFailed(f"could not restore a sequence: {read} of {saved.size} bytes", is_fatal=True)
-
-    def cells_used(self, slot: int) -> int:
-        """What the library itself says that the slot holds, in cells."""
-        return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
-
-    def state_bytes(self, slot: int, *, is_partial: bool = False) -> int:
-        """Size of the slot's saved state; partial leaves the attention cells out (hybrid models)."""
-        flags = _PARTIAL_ONLY if is_partial else 0
-        return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, flags))
+        is_done = super().truncate(slot, num_tokens)
+        if is_done and self.head is not None:
+            self.head.cut(slot, num_tokens)
+        return is_done
 
     def warm_up(self) -> float:
         """Decode one token and forget it: pages the weights in. Returns the seconds of a second, warm token."""
@@ -215,17 +201,21 @@ class LlamaDecoder:
 
     def close(self) -> None:
         """Free the context (before the model). Safe to call twice."""
+        if self.head is not None:
+            self.head.close()
         if self._context:
             self._lib.llama_free(self._context)
             self._context = 0
 
-    def _open(self, num_threads: int, kv_type: int) -> int:
+    def _open(self, num_threads: int, kv_type: int, num_outputs: int) -> int:
         lib, plan = self._lib, self._plan
         params = lib.default_context_params()
         params.n_ctx = plan.num_cells
         params.n_batch = self._max_batch
         params.n_ubatch = self._max_call
         params.n_seq_max = plan.num_slots
+        params.n_outputs_max = num_outputs
+        params.n_rs_seq = plan.num_snapshots if self._model.is_recurrent else 0
         params.n_threads = params.n_threads_batch = num_threads
         params.kv_unified = self._is_unified
         params.type_k = params.type_v = kv_type
@@ -262,6 +252,11 @@ class LlamaDecoder:
         code: int = self._lib.llama_decode(self._context, new_batch(self._arrays, start, size))
         if code != 0:
             self._failed(code, count)
+        slots, positions = self._slots[start : start + size], self._positions[start : start + size]
+        if self.is_recurrent:
+            self.called(slots, positions)
+        if self.head is not None:
+            self.head.computed(self._ids[start : start + size], positions, slots)
         self._learn(size, self._clock.now() - begin)
 
     def _learn(self, size: int, seconds: float) -> None:
@@ -287,8 +282,21 @@ class LlamaDecoder:
         """Take back what calls of this step put into the cache; False where the library can't."""
         # the first row of a slot is its lowest position, in whatever order the calls went
         slots, first = np.unique(self._slots[:count], return_index=True)
-        return all(
-            self._lib.llama_memory_seq_rm(self._memory, int(slot), int(self._positions[at]), -1)
-            for slot, at in zip(slots, first, strict=True)
-            if self._lib.llama_memory_seq_pos_max(self._memory, int(slot)) >= self._positions[at]
-        )
+        return all(self.truncate(int(slot), int(self._positions[at])) for slot, at in zip(slots, first, strict=True))
+
+    def _again(self, run: Run) -> None:
+        count = len(run.token_ids)
+        positions = np.arange(run.start, run.start + count, dtype=np.int32)
+        head, self.head = self.head, None  # it has seen them
+        self.decode(Batch(run.token_ids, positions, np.full(count, run.slot, np.int32), np.zeros(count, np.bool_)))
+        self.head = head
+
+
+def _drafted(batch: Batch) -> list[Run]:
+    """The slots that bring more than one token."""
+    slots, first, counts = np.unique(batch.slots, return_index=True, return_counts=True)
+    return [
+        Run(int(slot), int(batch.positions[at]), batch.token_ids[at : at + count])
+        for slot, at, count in zip(slots, first.tolist(), counts.tolist(), strict=True)
+        if count > 1
+    ]

@@ -14,16 +14,18 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
-from hitsend.serve.engine.convert import LAYOUT_KEY
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.offsets import LAYOUT_KEY, offsets_bytes
 from hitsend.serve.engine.shape import memory_shape, plan_cells
-from hitsend.serve.engine.speculating import way_to_speculate
+from hitsend.serve.engine.speculating import way_to_speculate, why_no_head
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
+from hitsend.serve.loop.roster import LoopLimits
+from hitsend.settings import EngineSettings
 
 
 def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts, Compiler]:
@@ -33,10 +35,11 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     shape = memory_shape(header, settings.kv_type)
     plan = plan_cells(shape, settings)
     library = open_library(settings.libllama)
-    model = LoadedModel(library, path)
+    no_head = why_no_head(header, library, settings)
+    model = LoadedModel(library, path, loads_head=not no_head)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
-    adapters = Adapters(model, header.architecture, config.adapters)
+    adapters = Adapters(model, header, path, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
         model,
@@ -49,7 +52,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         kv_type=settings.kv_type,
     )
     decoder.warm_up()
-    speculation, why_not = way_to_speculate(decoder, settings)
+    speculation, why_not = way_to_speculate(decoder, settings, no_head)
     facts = EngineFacts(
         model=config.name,
         architecture=header.architecture,
@@ -61,8 +64,8 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         cells_per_slot=decoder.cells_per_slot,
         kv_mode="unified" if plan.is_unified else "per_stream",
         kv_bytes_per_cell=shape.kv_bytes_per_cell,
-        state_bytes_per_slot=shape.state_bytes_per_slot,
-        weights_bytes=library.llama_model_size(model.handle),
+        state_bytes_per_slot=shape.state_bytes_per_slot * (1 + decoder.num_snapshots),
+        weights_bytes=library.llama_model_size(model.handle) + offsets_bytes(path, header),
         num_threads=num_threads,
         is_hybrid=model.is_recurrent,
         adapters=tuple(sorted(adapters.names)),
@@ -74,6 +77,23 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         speculation_reason=why_not,
     )
     return decoder, facts, compiler_for(model)
+
+
+def limits_of(settings: EngineSettings) -> LoopLimits:
+    """The loop's part of the settings."""
+    return LoopLimits(
+        settings.step_tokens,
+        settings.reserve_tokens,
+        settings.max_waiting,
+        settings.check_every_step,
+        settings.aging_s,
+        settings.tpot_target_s,
+        settings.ttft_target_s,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        prefix_step=settings.prefix_cache_step,
+        prefix_answers=settings.prefix_cache_answers,
+        prefix_disk_bytes=settings.prefix_cache_disk_bytes,
+    )
 
 
 def compiler_for(model: LoadedModel) -> Compiler:

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.shape import CELL_STEP, CellPlan
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
@@ -68,7 +70,7 @@ def held_texts() -> list[bytes]:
 
 def answer(question: Question, clock: Clock) -> Answer:
     """Measure. Raises ConfigError."""
-    read_header(question.path)
+    header = read_header(question.path)
     library = open_library(question.libllama)
     model = LoadedModel(library, question.path)
     slots = 1 if question.windows else max(WIDTHS)
@@ -80,6 +82,7 @@ def answer(question: Question, clock: Clock) -> Answer:
         step_tokens=question.micro_batch,
         num_threads=question.num_threads,
         is_unified=False,
+        adapters=Adapters(model, header, question.path),
         kv_type=question.kv_type,
     )
     decoder.warm_up()
@@ -88,7 +91,8 @@ def answer(question: Question, clock: Clock) -> Answer:
     else:
         found = Answer(prefill=_prefill(decoder, clock), decode=_decode(decoder, clock))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-    return msgspec.structs.replace(found, weights_bytes=library.llama_model_size(model.handle), peak_bytes=peak)
+    weights = library.llama_model_size(model.handle) + offsets_bytes(question.path, header)
+    return msgspec.structs.replace(found, weights_bytes=weights, peak_bytes=peak)
 
 
 def _losses(model: LoadedModel, decoder: LlamaDecoder, every: int) -> list[float]:

@@ -43,10 +43,6 @@ FREE_NEURONS = 10_000
 """Of Workers AI, per UTC day and account; `usage/allowance.py` has the same in its own unit."""
 
 
-class _Count(msgspec.Struct, frozen=True):
-    count: int
-
-
 class OpenAIEngine:
     """See `protocol.Engine`. `key` is the upstream's credential; `on_tokens` is told what each request brought.
 
@@ -76,7 +72,7 @@ class OpenAIEngine:
         self._on_tokens = on_tokens
         self._running: set[OpenAIGeneration] = set()
         self._is_stopping = False
-        self._can_count = self.terms.profile.tokenize_path is not None
+        self._can_count = self.terms.profile.count_path is not None
         self._closed_until: float | None = None
         self._facts = _facts_of(settings)
 
@@ -159,7 +155,7 @@ class OpenAIEngine:
 
     async def count_prompt(self, request: Request) -> int | None:
         """The prompt's tokens by the upstream's own tokenizer and template; None where it doesn't tell."""
-        path = self.terms.profile.tokenize_path
+        path = self.terms.profile.count_path
         if path is None or not self._can_count or request.prompts:
             return None
         try:
@@ -170,10 +166,10 @@ class OpenAIEngine:
                 body = await answer.read_whole(MAX_WHOLE_BYTES)
             if answer.status != 200 or body is None:
                 return None
-            found = msgspec.json.decode(body, type=_Count).count
+            found = msgspec.json.decode(body, type=dict[str, Any]).get(self.terms.profile.count_key)
         except (LineFailed, ServeError, TimeoutError, msgspec.DecodeError):
             return None
-        return found if found >= 0 else None
+        return found if isinstance(found, int) and found >= 0 else None
 
     def left(self, generation: OpenAIGeneration) -> None:
         """A generation has ended: called by it, once."""

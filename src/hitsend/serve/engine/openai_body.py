@@ -36,7 +36,7 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
         body["priority"] = request.served_tier
     if profile.salt_field is not None:
         body[profile.salt_field] = _mac(terms.salt, b"cache", [list(request.principal.tenant), request.cache_salt])
-    for name, value in asked(request).items():
+    for name, value in asked(request, names_tool=profile.names_tool).items():
         if name in terms.names:
             _put(body, terms.names[name], value)
     if terms.is_thinking_off and profile.thinking_off is not None and _may_think(model, profile.thinking_models):
@@ -75,15 +75,21 @@ def count_body(request: Request, terms: Terms) -> bytes:
         "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         "continue_final_message": request.continue_final_message,
     }
-    if request.template_kwargs:
-        body["chat_template_kwargs"] = request.template_kwargs
-    if request.tools:
-        body["tools"] = _tools(request)
+    kwargs, effort = dict(request.template_kwargs), request.reasoning_effort
+    if effort is not None and terms.profile.effort_thinks:
+        kwargs.setdefault("enable_thinking", effort != "none")
+    if kwargs:
+        body["chat_template_kwargs"] = kwargs
+    if tools := asked(request, names_tool=terms.profile.names_tool).get("tools"):
+        body["tools"] = tools
     return msgspec.json.encode(body)
 
 
-def asked(request: Request) -> dict[str, Any]:
-    """Every field that the client asked for, by its name here, as far as it says anything."""
+def asked(request: Request, *, names_tool: bool = True) -> dict[str, Any]:
+    """Every field that the client asked for, by its name here, as far as it says anything.
+
+    Without `names_tool`, a named function is the only one that is told, and one has to be called.
+    """
     fields: dict[str, Any] = {
         "n": request.n if request.n > 1 else None,
         "stop": request.stop,
@@ -97,9 +103,13 @@ def asked(request: Request) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "chat_template_kwargs": request.template_kwargs,
         "continue_final_message": request.continue_final_message,
+        "return_token_ids": request.return_token_ids,
     }
     if request.tools:
         fields |= {"tools": _tools(request), "tool_choice": _choice(request)}
+        if not names_tool and len(request.tool_choice.names) == 1:
+            only = [tool for tool in fields["tools"] if tool["function"]["name"] in request.tool_choice.names]
+            fields |= {"tools": only, "tool_choice": "required"}
     fields |= _format(request.output_format)
     found = {name: value for name, value in fields.items() if value}
     found |= msgspec.to_builtins(request.sampling)

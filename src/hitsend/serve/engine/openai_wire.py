@@ -15,6 +15,7 @@ from hitsend.serve.engine.alike import Alike
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
+_NULL = b"null"
 _FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
     "content_filter": FinishReason.CONTENT_FILTER,
     "function_call": FinishReason.TOOL_CALLS,
@@ -88,6 +89,8 @@ class ChoiceIn(_In, frozen=True, gc=False):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class _PromptDetailsIn(_In, frozen=True, gc=False):
@@ -114,6 +117,7 @@ class ChunkIn(_In, frozen=True, gc=False):
     usage: UsageIn | None = None
     error: Any = None
     object: Any = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 _decode = msgspec.json.Decoder(ChunkIn).decode
@@ -123,12 +127,13 @@ class ChunkReader:
     """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
 
     `fault` is why nothing more can be read: what stood before it was given out. `num_pieces` came; where nobody reads
-    along, it `merges` them: every piece only costs.
+    along, it `merges` them: every piece only costs. With `skips_null` an event of null says nothing.
     """
 
-    def __init__(self, n: int, *, merges: bool = False) -> None:
+    def __init__(self, n: int, *, merges: bool = False, skips_null: bool = False) -> None:
         self._rest = b""
         self._merges = merges
+        self._skips_null = skips_null
         self._open = set(range(n))
         self._calling: set[int] = set()
         self._alike = Alike()
@@ -166,7 +171,7 @@ class ChunkReader:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
-            elif document:
+            elif document and not (self._skips_null and document == _NULL):
                 self._event(document, deltas)
             if self._merges and self._alike.is_learned and not was_learned:
                 self._rest = b"\n\n".join((*whole[number:], self._rest))
@@ -210,6 +215,9 @@ class ChunkReader:
         for choice in chunk.choices:
             if not 0 <= choice.index < len(self.counts):
                 raise Unreadable("a choice that was not asked for")
+            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if choice.index == 0 else None)
+            if ids:
+                deltas.append(Delta(choice.index, prompt_ids=ids))
             if choice.index in self._open:
                 self._choice(choice, deltas)
 
@@ -223,8 +231,9 @@ class ChunkReader:
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         if calls:
             self._calling.add(choice.index)
-        if text or reasoning or calls or logprobs:
-            self.counts[choice.index] += max(1, len(logprobs))
+        ids = choice.token_ids or ()
+        if text or reasoning or calls or logprobs or ids:
+            self.counts[choice.index] += max(1, len(logprobs), len(ids))
         elif choice.finish_reason is None:
             return
         reason = None
@@ -236,7 +245,15 @@ class ChunkReader:
                 reason = FinishReason.TOOL_CALLS
             self._open.discard(choice.index)
         deltas.append(
-            Delta(choice.index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, tool_calls=calls)
+            Delta(
+                choice.index,
+                text,
+                logprobs=logprobs,
+                finish_reason=reason,
+                reasoning=reasoning,
+                tool_calls=calls,
+                token_ids=ids,
+            )
         )
 
 
@@ -246,7 +263,7 @@ _NOTHING = DeltaIn()
 def _plain(choice: ChoiceIn) -> str | None:
     """Its text, where it brings that and nothing else."""
     delta = choice.delta
-    if delta is None or choice.finish_reason is not None or choice.logprobs is not None:
+    if delta is None or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
         return None
     others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
     return delta.content if not any(others) else None

@@ -62,7 +62,7 @@ class Pool:
             if each.num_bytes + beside > self.budget_bytes:
                 raise ConfigError(
                     f"engine.memory_budget_bytes is {self.budget_bytes}: {each.name!r} takes {each.num_bytes} bytes "
-                    f"(weights, cells and state), beside {beside} of what always stays: "
+                    f"(its whole process), beside {beside} of what always stays: "
                     f"{each.num_bytes + beside - self.budget_bytes} too many; lower its num_slots, context or "
                     "kv_budget_bytes"
                 )

@@ -109,7 +109,7 @@ class PooledEngine:
         if self._is_open and self._inner is not None:
             self._inner.shed(tenant, choices)
             return
-        if self._failed_at is not None and self._clock.now() < self._failed_at + RETRY_S:
+        if self._is_left_alone:
             raise EngineUnavailable("The model could not be loaded; it will be tried again.", retry_after_s=RETRY_S)
         waiting, most = self._num_waiting, self._most
         if waiting + choices > most >= choices:
@@ -147,7 +147,7 @@ class PooledEngine:
             now = self._inner.state()
             return msgspec.structs.replace(now, waiting=now.waiting + self._num_waiting)
         return EngineState(
-            is_ready=self._failed_at is None and not self._is_stopped,
+            is_ready=not (self._is_left_alone or self._is_stopped),
             pid=None,
             restarts=0,
             running=0,
@@ -208,6 +208,11 @@ class PooledEngine:
         """It could not be loaded."""
         self._failed_at = self._clock.now()
         self.fail_waiting(EngineUnavailable("The model could not be loaded.", retry_after_s=RETRY_S))
+
+    @property
+    def _is_left_alone(self) -> bool:
+        """Whether it could not be loaded a moment ago."""
+        return self._failed_at is not None and self._clock.now() < self._failed_at + RETRY_S
 
     @property
     def _is_open(self) -> bool:

@@ -63,10 +63,12 @@ class Profile(msgspec.Struct, frozen=True):
 
     `fields`: extensions that it takes, our name → its own; dots lead into objects. `lacks`: OpenAI's own that it
     doesn't take. Paths that begin with a slash count from the address without `/v1`; without `completions_path` it gets
-    messages only. `metrics`: what a gauge of its
+    messages only. `count_path` takes a chat and gives its tokens under `count_key`. `metrics`: what a gauge of its
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
-    which thinks by itself shall not, for models whose name has one of `thinking_models` in it. `is_lenient`: frames and
-    answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
+    which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
+    `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
+    `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
+    frames and answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
     """
 
     name: str
@@ -82,7 +84,12 @@ class Profile(msgspec.Struct, frozen=True):
     stream_options: dict[str, bool] | None = msgspec.field(default_factory=lambda: {"include_usage": True})
     adds: dict[str, Any] = {}
     names_model: bool = True
-    tokenize_path: str | None = None
+    count_path: str | None = None
+    count_key: str = "count"
+    effort_thinks: bool = False
+    names_tool: bool = True
+    bills_choices: bool = True
+    skips_null: bool = False
     metrics_path: str = "/metrics"
     metrics: dict[str, tuple[str, ...]] = {}
     salt_field: str | None = None
@@ -109,6 +116,7 @@ _VLLM_FIELDS = _same(
     "add_generation_prompt",
     "continue_final_message",
     "thinking_token_budget",
+    "return_token_ids",
     *STRUCTURED,
 )
 
@@ -131,10 +139,16 @@ OLLAMA = Profile(
 
 LLAMA_SERVER = Profile(
     name="llama_server",
-    source="llama.cpp tools/server/README.md, autumn 2026",
+    source="llama.cpp tools/server/README.md, autumn 2026; build b11549 tried on 2026-11-30",
+    completions_path="completions",
+    count_path="/v1/chat/completions/input_tokens",
+    count_key="input_tokens",
+    names_tool=False,  # an object is taken for "auto", with a line in its log
+    skips_null=True,  # a stream of completions begins with one
+    bills_choices=False,  # of several choices or prompts, its usage is that of the first
     fields=_same("top_k", "min_p", "typical_p", "ignore_eos", "chat_template_kwargs", "dry_multiplier", "dry_base")
     | _same("dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold")
-    | {"repetition_penalty": "repeat_penalty"},
+    | {"repetition_penalty": "repeat_penalty", "thinking_token_budget": "reasoning_budget_tokens"},
     metrics={"running": ("llamacpp:requests_processing",), "waiting": ("llamacpp:requests_deferred",)},
 )
 
@@ -178,7 +192,8 @@ VLLM = Profile(
     fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},
     # a usage in every chunk: what a client that left had received is known to the token
     stream_options={"include_usage": True, "continuous_usage_stats": True},
-    tokenize_path="/tokenize",
+    count_path="/tokenize",
+    effort_thinks=True,
     metrics={
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),

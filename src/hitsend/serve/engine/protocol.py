@@ -195,6 +195,7 @@ class EngineState(msgspec.Struct, frozen=True):
     num_threads: int = 0
     cells_cached: int = 0
     cache_bytes: int = 0
+    cache_disk_bytes: int = 0
 
 
 class Engine(Protocol):

@@ -3,7 +3,8 @@
 Enters: a `GgufHeader` and the engine's settings. Leaves: a `MemoryShape` and a `CellPlan`. Always true: pure
 arithmetic with the numbers in every refusal; a cell is one token's keys and values over all attention layers in the
 type of `engine.kv_type`, and what a hybrid model keeps per sequence regardless of its length (recurrent and
-convolution state, f32) is counted apart. Next: `llama_decoder.py`, which asks libllama for exactly this and compares.
+convolution state, f32) is counted apart, once and once more per snapshot. Next: `llama_decoder.py`, which asks libllama
+for exactly this and compares.
 """
 
 import msgspec
@@ -14,6 +15,21 @@ from hitsend.settings import EngineSettings
 
 CELL_STEP = 256
 """libllama rounds a sequence's cells to this."""
+
+SNAPSHOTS = (7, 5, 4, 3, 2, 1)
+"""States that may be kept beside each sequence's own, so that as many tokens can be taken back."""
+
+SNAPSHOT_SHARE = 4
+"""They take at most one part in so many of the budget."""
+
+HEAD_CELLS = 1024
+"""So far back an MTP head looks at most."""
+
+HEAD_WINDOW = 256
+"""Tokens of each sequence that wait to be shown to an MTP head."""
+
+HEAD_ARCHITECTURES = frozenset({"qwen35"})
+"""Whose heads were tried: the library ends the process over a graph that it can't build."""
 
 _F16_BYTES, _F32_BYTES = 2, 4
 _Q8_BLOCK, _Q8_BYTES = 32, 34
@@ -32,13 +48,20 @@ class MemoryShape(msgspec.Struct, frozen=True):
 class CellPlan(msgspec.Struct, frozen=True):
     """What to ask libllama for. `num_cells` is the whole context; one sequence holds at most `cells_per_slot`.
 
-    `is_unified`: one pool of cells for all slots, not a stream for each.
+    `is_unified`: one pool of cells for all slots, not a stream for each. `num_snapshots`: recurrent states that are
+    kept of each sequence beside its own.
     """
 
     num_slots: int
     cells_per_slot: int
     num_cells: int
     is_unified: bool = False
+    num_snapshots: int = 0
+
+    @property
+    def head_cells(self) -> int:
+        """Cells of one sequence in an MTP head's own cache."""
+        return min(HEAD_CELLS, self.cells_per_slot)
 
 
 def memory_shape(header: GgufHeader, kv_type: str = "f16") -> MemoryShape:
@@ -70,7 +93,8 @@ def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
     """Divide the budget. Raises ConfigError with the numbers where it can't hold what was asked for.
 
     `auto` takes streams, which decode faster, and one pool only where streams would be shorter than the context that
-    was asked for: long requests then fit as long as the others are short.
+    was asked for: long requests then fit as long as the others are short. Snapshots come out of the same budget, as
+    many as leave enough cells.
     """
     modes = {"auto": (False, True), "per_stream": (False,), "unified": (True,)}[settings.kv_mode]
     longest = _round_up(shape.context_train)
@@ -78,29 +102,74 @@ def plan_cells(shape: MemoryShape, settings: EngineSettings) -> CellPlan:
         longest = min(longest, _round_up(settings.context))
     wanted = min(longest, _round_up(settings.context or CELL_STEP))
     for is_unified in modes:
-        plan = _divided(shape, settings, longest, is_unified=is_unified)
-        if plan.cells_per_slot >= wanted:
-            return plan
+        for num_snapshots in _snapshots(shape, settings):
+            plan = _divided(shape, settings, longest, is_unified=is_unified, num_snapshots=num_snapshots)
+            if plan.cells_per_slot >= wanted:
+                return plan
     raise ConfigError(_too_small(shape, settings, wanted))
 
 
-def _divided(shape: MemoryShape, settings: EngineSettings, longest: int, *, is_unified: bool) -> CellPlan:
+def _snapshots(shape: MemoryShape, settings: EngineSettings) -> list[int]:
+    """How many may be tried, most first."""
+    if settings.speculation == "off" or not shape.state_bytes_per_slot:
+        return [0]
+    each = settings.num_slots * shape.state_bytes_per_slot
+    most = settings.kv_budget_bytes // SNAPSHOT_SHARE // each if settings.kv_budget_bytes else SNAPSHOTS[0]
+    return [*(count for count in SNAPSHOTS if count <= most), 0]
+
+
+def _divided(
+    shape: MemoryShape, settings: EngineSettings, longest: int, *, is_unified: bool, num_snapshots: int
+) -> CellPlan:
     slots, budget = settings.num_slots, settings.kv_budget_bytes
     whole = slots * longest
     if budget and shape.kv_bytes_per_cell:
-        left = budget - slots * shape.state_bytes_per_slot
+        left = budget - slots * (1 + num_snapshots) * shape.state_bytes_per_slot
         whole = min(whole, max(0, left) // shape.kv_bytes_per_cell)
     if is_unified:
         whole = whole // CELL_STEP * CELL_STEP
-        return CellPlan(slots, min(longest, whole), whole, is_unified)
+        return CellPlan(slots, min(longest, whole), whole, is_unified, num_snapshots)
     per_slot = min(longest, whole // slots // CELL_STEP * CELL_STEP)
-    return CellPlan(slots, per_slot, per_slot * slots, is_unified)
+    return CellPlan(slots, per_slot, per_slot * slots, is_unified, num_snapshots)
 
 
-def predicted_bytes(header: GgufHeader, shape: MemoryShape, plan: CellPlan) -> int:
-    """Weights, cells and state; what the library computes in, and the process itself, come on top."""
-    cells = plan.num_cells * shape.kv_bytes_per_cell
-    return header.tensor_bytes + cells + plan.num_slots * shape.state_bytes_per_slot
+def num_states(plan: CellPlan, settings: EngineSettings) -> int:
+    """Recurrent states in memory, snapshots among them.
+
+    Where no snapshot fits, one sequence at a time has its state copied while it is guessed for.
+    """
+    return plan.num_slots * (1 + plan.num_snapshots) + int(not plan.num_snapshots and settings.speculation != "off")
+
+
+def head_bytes(header: GgufHeader, plan: CellPlan, settings: EngineSettings) -> int:
+    """What an MTP head's context holds: its cells, and hidden states on their way to it; 0 where none is run."""
+    if not wants_head(header, settings):
+        return 0
+    waiting = HEAD_WINDOW * _number(header, "embedding_length") * _F32_BYTES
+    return plan.num_slots * (plan.head_cells * _head_bytes_per_cell(header) + waiting)
+
+
+def wants_head(header: GgufHeader, settings: EngineSettings) -> bool:
+    """Whether the file has an MTP head that we can run, and the settings leave it on."""
+    return settings.speculation in ("auto", "mtp") and not why_unusable_head(header)
+
+
+def why_unusable_head(header: GgufHeader) -> str:
+    """Empty where the file has a head of a kind that we can run."""
+    count = _number(header, "nextn_predict_layers", 0)
+    if count == 0:
+        return "the model has no MTP head"
+    if count > 1 or header.architecture not in HEAD_ARCHITECTURES:
+        return f"{count} MTP heads of {header.architecture} aren't supported"
+    return ""
+
+
+def _head_bytes_per_cell(header: GgufHeader) -> int:
+    """Keys and values of its one layer, always f16."""
+    found = header.metadata.get(f"{header.architecture}.attention.head_count_kv", 0)
+    heads = found[-1] if isinstance(found, tuple) else found
+    sizes = [_number(header, f"attention.{name}_length", 0) for name in ("key", "value")]
+    return int(heads) * sum(sizes) * _F16_BYTES
 
 
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:

@@ -27,7 +27,8 @@ class Named(Protocol):
 
 
 class ShadowFigures:
-    """What a route's shadow came to. Costs in micro-USD, times in seconds, of those that were compared."""
+    """What a route's shadow came to; what was skipped was never sent. Costs in micro-USD, times in seconds, of those
+    that were compared."""
 
     def __init__(self) -> None:
         self.num_copied = self.num_skipped = self.num_failed = self.num_compared = self.num_same = 0
@@ -50,6 +51,8 @@ class Copied(Protocol):
     def wall_s(self) -> float: ...  # noqa: D102
     @property
     def error(self) -> str | None: ...  # noqa: D102
+    @property
+    def is_refused(self) -> bool: ...  # noqa: D102
 
 
 class Comparison:
@@ -67,6 +70,9 @@ class Comparison:
 
     def copied(self, copy: Copied) -> None:
         """The shadow is done."""
+        if copy.is_refused:
+            self.figures.num_skipped += 1
+            return
         self.figures.num_copied += 1
         self.figures.num_failed += copy.error is not None
         self.figures.shadow_microusd += copy.cost_microusd

@@ -19,21 +19,24 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.convert import RECIPES
-from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, converted_path, layouts_dir, sha256_of
+from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, discard, layouts_dir, sha256_of
 from hitsend.serve.engine.libllama import PACKAGE_VERSION
 from hitsend.serve.engine.loading import num_cores
-from hitsend.serve.engine.measure import Answer, Question
+from hitsend.serve.engine.measure import WIDTHS, Answer, Question
 from hitsend.serve.engine.models import ModelFile
 from hitsend.settings import EngineSettings
 
 LEAST_GAIN = 1.05
 """A smaller gain is within what measuring scatters, and not worth a second copy of the weights."""
 
-EDITION = 1
+EDITION = 2
 """Counts up when results of before can't be compared: other held texts, another way of measuring."""
 
 _INPUT, _OUTPUT = 128, 64
 """The request that a gain is computed for."""
+
+_BUSY = 0.5
+"""Processes that want to run, for each core, above which a measurement is of them too."""
 
 _QUICK_WINDOWS = 4
 _TIMEOUT_S = 1800.0
@@ -50,7 +53,8 @@ class Way(msgspec.Struct, frozen=True):
 
 class Measured(msgspec.Struct, frozen=True):
     """A way and its figures: tokens per second; `loss` and `loss_error` are shares of perplexity against as shipped,
-    None where not measured (threads and micro-batch change no weights). `gain` is against the first row."""
+    None where not measured (threads and micro-batch change no weights). `gain` is against the first row over all
+    widths, `gains` by width: 128 tokens in and 64 out, that many at once."""
 
     way: Way
     prefill: float
@@ -60,6 +64,13 @@ class Measured(msgspec.Struct, frozen=True):
     weights_bytes: int
     peak_bytes: int
     gain: float = 1.0
+    gains: dict[int, float] = {}
+
+    def gain_up_to(self, num_slots: int) -> float:
+        """Over the widths that this many slots can have."""
+        return statistics.geometric_mean(
+            [gain for width, gain in self.gains.items() if width <= num_slots] or [self.gain]
+        )
 
     def is_within(self, bound: float) -> bool:
         """Whether its loss is known to be small enough."""
@@ -76,31 +87,36 @@ class Tuned(msgspec.Struct, frozen=True):
     num_windows: int
     rows: tuple[Measured, ...]
 
-    def choice(self, bound: float) -> Measured:
-        """The fastest layout that keeps to the bound, if its gain is real; else the first row, which is as shipped."""
+    def choice(self, bound: float, num_slots: int = max(WIDTHS)) -> Measured:
+        """The fastest layout for up to so many that keeps to the bound, if its gain is real; else as shipped."""
         shipped = self.rows[0]
         usable = [row for row in self.rows if row.is_within(bound) and row.way.kv_type == shipped.way.kv_type]
-        best = max(usable, key=lambda row: row.gain, default=shipped)
-        return best if best.gain >= LEAST_GAIN else shipped
+        best = max(usable, key=lambda row: row.gain_up_to(num_slots), default=shipped)
+        return best if best.gain_up_to(num_slots) >= LEAST_GAIN else shipped
 
 
-def gain_of(row: Measured, base: Measured) -> float:
-    """Output tokens per second against `base`: 128 tokens in and 64 out, geometric mean over 1, 8 and 32 at once."""
-    ratios = [_seconds(base, width) / _seconds(row, width) for width in row.decode]
-    return statistics.geometric_mean(ratios)
+def gains_of(row: Measured, base: Measured) -> dict[int, float]:
+    """Output tokens per second against `base`, by width: 128 tokens in and 64 out, so many at once."""
+    return {width: _seconds(base, width) / _seconds(row, width) for width in row.decode}
 
 
-def steady_gain(way: Way, speeds: dict[Way, list[Answer]]) -> float:
-    """Against the first way: of the best figures, or in the middle turn, whichever is less.
+def steady_gains(way: Way, speeds: dict[Way, list[Answer]]) -> dict[int, float]:
+    """Against the first way, by width: of the best figures, or in the middle turn, whichever is less.
 
     A neighbour that woke up while one of the two ran must not look like a gain.
     """
     base = next(iter(speeds.values()))
     turns = [
-        gain_of(_measured(way, [mine], None, ()), _measured(way, [theirs], None, ()))
+        gains_of(_measured(way, [mine], None, ()), _measured(way, [theirs], None, ()))
         for mine, theirs in zip(speeds[way], base, strict=True)
     ]
-    return min(statistics.median(turns), gain_of(_measured(way, speeds[way], None, ()), _measured(way, base, None, ())))
+    best = gains_of(_measured(way, speeds[way], None, ()), _measured(way, base, None, ()))
+    return {width: min(gain, statistics.median(turn[width] for turn in turns)) for width, gain in best.items()}
+
+
+def steady_gain(way: Way, speeds: dict[Way, list[Answer]]) -> float:
+    """The same over all widths: their geometric mean."""
+    return statistics.geometric_mean(steady_gains(way, speeds).values())
 
 
 def _seconds(row: Measured, width: int) -> float:
@@ -125,6 +141,8 @@ def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> 
 def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_quick: bool, say: Say) -> Tuned:
     """Measure and remember. Takes minutes. Raises ConfigError."""
     source, threads = Path(found.path), settings.num_threads or num_cores()
+    if os.getloadavg()[0] > _BUSY * num_cores():
+        say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
     files = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
     speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
@@ -135,11 +153,16 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     windows = _QUICK_WINDOWS if is_quick else 1
     losses: dict[Way, tuple[float, ...]] = {}
     for way in ways:
+        if is_quick and way is not ways[0] and max(steady_gains(way, speeds).values()) < LEAST_GAIN:
+            continue  # it can't be chosen, whatever it loses
         if way.num_threads == threads and way.micro_batch == Way().micro_batch:
             say(f"perplexity: {shown(way)}")
             losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
-    rows = [msgspec.structs.replace(row, gain=steady_gain(row.way, speeds)) for row in rows]
+    rows = [
+        msgspec.structs.replace(row, gain=steady_gain(row.way, speeds), gains=steady_gains(row.way, speeds))
+        for row in rows
+    ]
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
     build = settings.libllama or PACKAGE_VERSION
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
@@ -147,7 +170,7 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     part = target.with_suffix(f".{os.getpid()}.part")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
     part.replace(target)
-    _tidy(result, source, models_dir, settings.layout_max_loss)
+    _tidy(result, source, models_dir, settings)
     return result
 
 
@@ -161,8 +184,8 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
         if result is None:
             say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
             result = tune(found, models_dir, settings, is_quick=True, say=say)
-        chosen = result.choice(settings.layout_max_loss)
-        say(f"layout auto: {explained(result, settings.layout_max_loss)}")
+        chosen = result.choice(settings.layout_max_loss, settings.num_slots)
+        say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
         layout = chosen.way.layout
         if layout == AS_SHIPPED:
             return found
@@ -171,17 +194,21 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
     return msgspec.structs.replace(found, weights=str(weights))
 
 
-def explained(result: Tuned, bound: float) -> str:
+def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
     """What is chosen and why, for the log."""
-    chosen = result.choice(bound)
+    chosen = result.choice(bound, num_slots)
     if chosen is not result.rows[0]:
         assert chosen.loss is not None
+        by_width = ", ".join(f"{gain:.2f} at {width}" for width, gain in chosen.gains.items())
         return (
-            f"{chosen.way.layout}: {chosen.gain:.2f} times the output of the weights as shipped, perplexity "
+            f"{chosen.way.layout}: {chosen.gain_up_to(num_slots):.2f} times the output of the weights as shipped"
+            f"{f' ({by_width} at once)' if by_width else ''}, perplexity "
             f"{chosen.loss:+.2%} (± {chosen.loss_error or 0.0:.2%}), bound {bound:.2%}"
         )
-    others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED and row.loss is not None]
-    told = ", ".join(f"{row.way.layout} {row.gain:.2f} times at {row.loss:+.2%}" for row in others)
+    others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
+    losses = ("" if row.loss is None else f" at {row.loss:+.2%}" for row in others)
+    gains = (f"{row.way.layout} {row.gain_up_to(num_slots):.2f} times" for row in others)
+    told = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True))
     return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({told or 'nothing to try'})"
 
 
@@ -259,9 +286,9 @@ def loss_of(losses: tuple[float, ...], base: tuple[float, ...]) -> tuple[float, 
     return loss, (1 + loss) * error
 
 
-def _tidy(result: Tuned, source: Path, models_dir: Path, bound: float) -> None:
+def _tidy(result: Tuned, source: Path, models_dir: Path, settings: EngineSettings) -> None:
     """Only the chosen copy stays."""
-    chosen = result.choice(bound).way.layout
+    chosen = result.choice(settings.layout_max_loss, settings.num_slots).way.layout
     for recipe in RECIPES:
         if recipe != chosen:
-            converted_path(source, models_dir, recipe).unlink(missing_ok=True)
+            discard(source, models_dir, recipe)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hitsend.core.errors import EngineFailed, EngineTimeout, ServeError
+from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, ServeError
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.breaker import Outcome
@@ -48,6 +48,7 @@ class OpenAIGeneration:
         self._headers = headers_of(job.chat, terms)
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
+        self._prompts = job.chat.prompts
         self._reader = _reader_of(job, terms.profile, merges=self._merges)
         self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
@@ -80,7 +81,8 @@ class OpenAIGeneration:
     def produced(self) -> Produced:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
-        is_final = given is not None and self._outcome == "ok"
+        is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
+        is_final = given is not None and self._outcome == "ok" and is_all
         if is_final and given is not None:
             usage = given
         else:
@@ -171,6 +173,8 @@ class OpenAIGeneration:
             if refusal is None and answer.content_type != "text/event-stream":
                 self._whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
                 refusal = known(self._whole, name, profile, wall=wall)
+            if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
+                refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and answer is None
             return None, Refusal(broken(failure, name), may_repeat=is_unanswered)
@@ -209,9 +213,10 @@ class OpenAIGeneration:
                 self._stop_short(EngineFailed(f"The upstream {self._engine.name} ended its answer before its end."))
 
     def _take(self, deltas: list[Delta]) -> None:
-        if not self._has_first:
+        first = None if self._has_first else next((delta for delta in deltas if not delta.prompt_ids), None)
+        if first is not None:
             self._has_first = True
-            self._events.append(FirstToken(self._now(), deltas[0].index))
+            self._events.append(FirstToken(self._now(), first.index))
         if self._merges:
             deltas = merged(deltas)
         last = deltas.pop()
@@ -232,7 +237,7 @@ class OpenAIGeneration:
 def _reader_of(job: Job, profile: Profile, *, merges: bool) -> ChunkReader:
     if profile.is_lenient:
         return LenientReader(job.n, job.max_tokens)
-    return ChunkReader(job.n, merges=merges)
+    return ChunkReader(job.n, merges=merges, skips_null=profile.skips_null)
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:
@@ -240,7 +245,7 @@ def merged(deltas: list[Delta]) -> list[Delta]:
     found: list[Delta] = []
     texts: list[str] = []
     for delta in deltas:
-        is_plain = bool(delta.text) and not (delta.reasoning or delta.tool_calls or delta.logprobs)
+        is_plain = bool(delta.text) and not (delta.reasoning or delta.tool_calls or delta.logprobs or delta.token_ids)
         is_plain = is_plain and delta.finish_reason is None
         if texts and not (is_plain and delta.index == found[-1].index):
             found[-1] = Delta(found[-1].index, "".join(texts))

@@ -17,6 +17,8 @@ from hitsend.serve.engine.libllama import CONTROL, USER_DEFINED, Library, addres
 SPACE_PREFIX_KEY = "tokenizer.ggml.add_space_prefix"
 
 _PIECE_BYTES = 4096
+_READ = 0
+"""How a file is loaded: not mapped. The library asks for that where nothing is allocated."""
 
 
 class Vocabulary:
@@ -75,14 +77,25 @@ class LoadedModel:
     """A model in memory; `vocab_only` leaves the weights on disk. Close it after every context that uses it.
 
     `adds_space_prefix` False keeps SentencePiece vocabularies from putting a blank in front of every text.
+    `is_rehearsal`: weights and all that is made of the model are planned, not allocated, and nothing can be computed.
+    `loads_head`: its MTP head, too.
     """
 
     def __init__(
-        self, library: Library, path: str, *, vocab_only: bool = False, adds_space_prefix: bool = True
+        self,
+        library: Library,
+        path: str,
+        *,
+        vocab_only: bool = False,
+        adds_space_prefix: bool = True,
+        is_rehearsal: bool = False,
+        loads_head: bool = False,
     ) -> None:
         self.library = library
         params = library.default_model_params()
-        params.vocab_only = vocab_only
+        params.vocab_only, params.load_mtp = vocab_only, loads_head
+        if is_rehearsal:
+            params.no_alloc, params.load_mode = True, _READ
         overrides = override_bool(SPACE_PREFIX_KEY, value=False)
         if not adds_space_prefix:
             params.kv_overrides = address_of(overrides)

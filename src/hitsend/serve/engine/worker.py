@@ -22,12 +22,12 @@ from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.grammar_gate import LOOK_S, GrammarGate
 from hitsend.serve.engine.libllama import die_with_parent
-from hitsend.serve.engine.loading import load
+from hitsend.serve.engine.loading import limits_of, load
 from hitsend.serve.engine.speculating import speculator_for
+from hitsend.serve.engine.spill import spill_folder
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, command_decoder, config_decoder, encode
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.serve.loop.messages import Done, Ready, Report, Shutdown
-from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.step import Loop
 from hitsend.serve.parent import ParentLine
 
@@ -54,25 +54,14 @@ def main(arguments: list[str]) -> int:
     clock = SystemClock()
     try:
         decoder, facts, compiler = load(config, clock)
-        speculator = speculator_for(decoder, facts, config.settings, clock)
+        speculator, facts = speculator_for(decoder, facts, config.settings, clock)
+        disk = spill_folder(config.settings, facts)
     except ConfigError as failure:
         line.send(encode(LoadFailed(str(failure))))
         line.drain(_DRAIN_S)
         return 1
-    settings = config.settings
-    limits = LoopLimits(
-        settings.step_tokens,
-        settings.reserve_tokens,
-        settings.max_waiting,
-        settings.check_every_step,
-        settings.aging_s,
-        settings.tpot_target_s,
-        settings.ttft_target_s,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        prefix_step=settings.prefix_cache_step,
-        prefix_answers=settings.prefix_cache_answers,
-    )
-    driver = Driver(line, Loop(decoder, limits, clock, compiler, speculator), clock, compiler)
+    loop = Loop(decoder, limits_of(config.settings), clock, compiler, speculator, disk=disk)
+    driver = Driver(line, loop, clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))
     gc.collect()
@@ -82,6 +71,9 @@ def main(arguments: list[str]) -> int:
     except DecoderFailed as failure:
         print(f"the decoder failed: {failure}", file=sys.stderr)  # noqa: T201 (the edge keeps stderr's last lines)
         return FATAL
+    finally:
+        if disk is not None:
+            disk.close()
     line.drain(_DRAIN_S)
     return 0
 

@@ -14,7 +14,9 @@ class Batch(NamedTuple):
     """Tokens of one step, sorted by slot and position.
 
     Four arrays of the same length n: `token_ids` int32, `positions` int32, `slots` int32, `wants_logits` bool.
-    `adapter`: the one that all of them are computed with; None: the model as it is.
+    `adapter`: the one that all of them are computed with; None: the model as it is. `has_drafts`: a slot that brings
+    several tokens may be told to forget all of them but the first (`Decoder.truncate`), before anything else is
+    computed.
     """
 
     token_ids: NDArray[np.int32]
@@ -22,6 +24,7 @@ class Batch(NamedTuple):
     slots: NDArray[np.int32]
     wants_logits: NDArray[np.bool_]
     adapter: str | None = None
+    has_drafts: bool = False
 
 
 class DecoderFailed(Exception):
@@ -107,7 +110,7 @@ class Decoder(Protocol):
         """Forget what the slot holds from position `num_tokens` on; False, and nothing changed, where it can't.
 
         A model with recurrent layers can't go back in general: what it keeps per sequence is one state, not one per
-        token. Forgetting everything (0) always works.
+        token. Forgetting everything (0) always works, and nothing, and, once, tokens of a draft just computed.
         """
         ...
 

@@ -66,6 +66,10 @@ class DraftModel:
         self._mirrors: dict[int, _Mirror] = {}
         self._free = list(range(decoder.num_slots))
 
+    def name_for(self, sequence: Sequence) -> str:  # noqa: ARG002  # the protocol's
+        """The one name it has."""
+        return "draft"
+
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """As far as its last guesses for each were right."""
         self._sweep()

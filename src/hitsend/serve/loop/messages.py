@@ -131,8 +131,8 @@ class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
     """One choice's prompt was looked up in the prefix cache: `num_matched` tokens are known there, `num_usable` are
     used.
 
-    `source`: live (cells that somebody left), saved (host memory), sibling (cells of somebody who runs), or "" for
-    none. Where known and own tokens part: `position`, and the token on either side.
+    `source`: live (cells that somebody left), saved (host memory), disk, sibling (cells of somebody who runs), or ""
+    for none. Where known and own tokens part: `position`, and the token on either side.
     """
 
     request_id: str
@@ -212,7 +212,8 @@ class StepReport(msgspec.Struct, frozen=True, tag="step"):
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     """Sent at least once a second and after each change at rest: proof of progress. `check`: what kv.check() found.
 
-    `cells_cached` hold prefixes for nobody and count as free; `cache_bytes` of host memory hold saved ones.
+    `cells_cached` hold prefixes for nobody and count as free; `cache_bytes` of host memory hold saved ones, and
+    `cache_disk_bytes` of disk, to which nothing is written any more where there is a `cache_disk_problem`.
     """
 
     at: float
@@ -228,6 +229,8 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     num_paused: int = 0
     cells_cached: int = 0
     cache_bytes: int = 0
+    cache_disk_bytes: int = 0
+    cache_disk_problem: str | None = None
 
 
 Report = Ready | WasQueued | WasAdmitted | WasMatched | WasPreempted | StepReport | Done | Pulse

@@ -9,8 +9,11 @@ cut finer than `PIECE` where a piece would overdraw: its steps stay below twice 
 So neither starves. Decodes take part in every step, and over any run of steps prompts take on average at most
 max(tpot_target_s - d, FLOOR * d) per step, where d is a step of decodes alone, and one chunk more. Prompts get at
 least FLOOR / (1 + FLOOR), a fifth, of the time, so those of one tenant are done after at most five times what they
-would take alone, and a chunk. A short prompt that has waited for half of `ttft_target_s` goes ahead with the whole
-budget: mean time per token can be made up for, a first token that is late can't.
+would take alone, and a chunk. A short prompt that has waited for half of `ttft_target_s` and can still be on time
+goes ahead with the whole budget: mean time per token can be made up for, a first token that is late can't.
+
+Holding prompts back helps nobody where decodes can't keep the target whatever is done: with more of them than a step of
+`tpot_target_s` bears (`is_too_full`), short prompts have the whole budget, in the order in which they came.
 
 The costs are learnt from the steps themselves: a fixed part, one per decoded token, one per prompt token. Each step
 moves them by a bounded part of itself, so that a machine that stood still for a second is no lesson, and a slower one
@@ -37,9 +40,12 @@ FLOOR = 0.25
 LONG_SHARE = 0.6
 """What a long prompt earns at most, in steps of the decodes alone: with what its finer chunks cost, less than twice."""
 
-YIELD_S, YIELD = 5.0, 3.0
+YIELD_S, YIELD = 20.0, 10.0
 """A prompt that can't be on time goes behind those that can and come within so many seconds, and so many times its own
 work, after it."""
+
+MOST_BEHIND = 1.5
+"""A decode whose tokens took so many times the target on average counts as lost."""
 
 _GAIN = 0.05
 """How much of an error one step corrects at most."""
@@ -91,12 +97,24 @@ class Pace:
         """Whether a prompt that came then has waited as long as it should."""
         return at - arrived_at > self._ttft_s / 2
 
-    def due_at(self, arrived_at: float, num_tokens: int, at: float) -> float:
+    def is_lost(self, arrived_at: float, num_tokens: int, at: float) -> bool:
+        """Whether a prompt that came then, with so many tokens to compute, can't be on time any more."""
+        return at - arrived_at + num_tokens * self.costs.prefill_s > self._ttft_s
+
+    def is_too_full(self, num_running: int) -> bool:
+        """Whether so many decodes alone make steps that are longer than the target."""
+        return self.costs.decodes_s(num_running) > self._tpot_s
+
+    def can_keep(self, arrived_at: float, first_at: float, num_tokens: int, at: float) -> bool:
+        """Whether a decode can still keep both targets: its first token came in time, and what came since isn't so late
+        that the rest couldn't make up for it."""
+        is_behind = at - first_at > self._tpot_s * (MOST_BEHIND * num_tokens + 2)
+        return first_at - arrived_at <= self._ttft_s and not is_behind
+
+    def due_at(self, arrived_at: float, num_tokens: int, *, is_lost: bool) -> float:
         """Prompts of one tenant go in this order. One that can't be on time any more lets those pass that can, if they
         come within a bounded time after it."""
-        own_s = num_tokens * self.costs.prefill_s
-        is_lost = at - arrived_at + own_s > self._ttft_s
-        return arrived_at + self._ttft_s + is_lost * (YIELD_S + YIELD * own_s)
+        return arrived_at + self._ttft_s + is_lost * (YIELD_S + YIELD * num_tokens * self.costs.prefill_s)
 
     def earned_s(self, num_decodes: int, *, is_long: bool) -> float:
         """What one step with so many decodes gives to prompts."""

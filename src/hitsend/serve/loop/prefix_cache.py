@@ -1,21 +1,25 @@
 """What of earlier prompts can be used again: a radix tree over token ids, one per salt.
 
-An entry is a run of tokens whose cache still exists: in a slot (of somebody who still runs, or left by one who ended)
-or as saved bytes in host memory, or both. A model that can go back gives any prefix of an entry; one with recurrent
+An entry is a run of tokens whose cache still exists: in a slot (of somebody who still runs, or left by one who ended),
+as saved bytes in host memory, or on disk, or in several of them. What has to leave memory goes to disk, where there is
+one. A model that can go back gives any prefix of an entry; one with recurrent
 layers gives an entry whole or not at all, so its entries are checkpoints.
 
 Enters: runs of tokens and where their cache is. Leaves: the best match of a prompt, and who has to go. Always true:
-nothing is found under another salt; saved and parked bytes never exceed their bound; what has the least value (tokens
-times uses, halved every `HALF_LIFE_S`) goes first, and nothing goes for something worth less. Next: `seats.py`, which
-moves the cells.
+nothing is found under another salt; saved and parked bytes never exceed their bound, nor do those on disk; what has the
+least value (tokens times uses, halved every `HALF_LIFE_S`) goes first, and nothing goes for something worth less.
+Next: `radix.py`, `seats.py`, which moves the cells.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from hitsend.serve.loop.disk import Disk, Stored
+from hitsend.serve.loop.radix import Difference, Ids, Node, insert, take_out, walk
 
 if TYPE_CHECKING:
     from hitsend.serve.loop.decoder import Decoder
@@ -24,8 +28,6 @@ if TYPE_CHECKING:
 
 HALF_LIFE_S = 600.0
 """What wasn't used for so long is worth half."""
-
-Ids = NDArray[np.int32]
 
 
 class Entry:
@@ -36,7 +38,19 @@ class Entry:
     checkpoints (models that can't go back).
     """
 
-    __slots__ = ("hits", "num_exact", "num_ready", "owner", "points", "salt", "saved", "slot", "tokens", "used_at")
+    __slots__ = (
+        "hits",
+        "num_exact",
+        "num_ready",
+        "owner",
+        "points",
+        "salt",
+        "saved",
+        "slot",
+        "stored",
+        "tokens",
+        "used_at",
+    )
 
     def __init__(self, salt: str, tokens: Ids, *, at: float, num_exact: int) -> None:
         self.salt = salt
@@ -45,22 +59,32 @@ class Entry:
         self.num_exact = num_exact
         self.slot: int | None = None
         self.saved: NDArray[np.uint8] | None = None
+        self.stored: Stored | None = None
         self.owner: Running | None = None
         self.points: tuple[int, ...] = ()
         self.hits = 0
         self.used_at = at
 
+    @property
+    def is_near(self) -> bool:
+        """Whether no file has to be read for it."""
+        return self.slot is not None or self.saved is not None
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether it outlives its slot."""
+        return self.saved is not None or self.stored is not None
+
+    @property
+    def place(self) -> str:
+        """Where it is had from, for the record."""
+        if self.slot is not None:
+            return "live" if self.owner is None else "sibling"
+        return "saved" if self.saved is not None else "disk"
+
     def value(self, at: float) -> float:
         """Tokens times uses, fading."""
         return float(len(self.tokens) * (1 + self.hits) * 0.5 ** ((at - self.used_at) / HALF_LIFE_S))
-
-
-class Difference(NamedTuple):
-    """Where a prompt leaves what is known: the token that was there before, and the prompt's own."""
-
-    position: int
-    known_token_id: int
-    token_id: int
 
 
 class Source(NamedTuple):
@@ -80,7 +104,8 @@ class Found(NamedTuple):
 
 
 class CacheRules(msgspec.Struct, frozen=True):
-    """`max_bytes` of saved cache. Prompts go on at multiples of `step`. `is_whole`: entries can't be cut.
+    """`max_bytes` of saved cache in memory, `max_disk_bytes` on disk. Prompts go on at multiples of `step`. `is_whole`:
+    entries can't be cut.
 
     Without `takes_inexact` only what was computed in the usual pieces counts, so that outputs keep their last bits.
     """
@@ -89,27 +114,18 @@ class CacheRules(msgspec.Struct, frozen=True):
     step: int
     is_whole: bool
     takes_inexact: bool
-
-
-class _Node:
-    """An edge's tokens, what goes on from its end, and all entries that pass through or end here."""
-
-    __slots__ = ("children", "entries", "parent", "tokens")
-
-    def __init__(self, tokens: Ids, parent: "_Node | None") -> None:
-        self.tokens = tokens
-        self.parent = parent
-        self.children: dict[int, _Node] = {}
-        self.entries: dict[int, Entry] = {}
+    max_disk_bytes: int = 0
 
 
 class PrefixCache:
     """The trees, and the books over their bytes. Whoever calls moves the cells."""
 
-    def __init__(self, rules: CacheRules) -> None:
+    def __init__(self, rules: CacheRules, disk: Disk | None = None) -> None:
         self.rules = rules
+        self.disk = disk
         self.num_bytes = 0
-        self._roots: dict[str, _Node] = {}
+        self.num_disk_bytes = 0
+        self._roots: dict[str, Node[Entry]] = {}
         self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
@@ -126,7 +142,7 @@ class PrefixCache:
         root = self._roots.get(salt)
         if root is None:
             return Found(0)
-        path, num_matched, difference = _walk(root, tokens)
+        path, num_matched, difference = walk(root, tokens)
         ready: Source | None = None
         ahead: Source | None = None
         seen: set[int] = set()
@@ -148,15 +164,16 @@ class PrefixCache:
         return Found(num_matched, ready, ahead, difference)
 
     def covers(self, salt: str, tokens: Ids) -> Entry | None:
-        """A kept entry that can stand in for this run."""
+        """A kept entry that can stand in for this run; not one for which a file has to be read."""
         root = self._roots.get(salt)
         if root is None:
             return None
-        path, num_matched, _ = _walk(root, tokens)
+        path, num_matched, _ = walk(root, tokens)
         if num_matched < len(tokens):
             return None
         for entry in path[-1][0].entries.values():
-            if entry.owner is None and (not self.rules.is_whole or len(entry.tokens) == len(tokens)):
+            is_same = not self.rules.is_whole or len(entry.tokens) == len(tokens)
+            if entry.owner is None and entry.is_near and is_same:
                 return entry
         return None
 
@@ -164,22 +181,11 @@ class PrefixCache:
         """Put it into its tree. Kept entries that it stands in for are the caller's to drop (`covered_by`)."""
         self._entries[id(entry)] = entry
         self.num_bytes += entry.saved.nbytes if entry.saved is not None else 0
-        nothing = np.empty(0, np.int32)
-        node, at = self._roots.setdefault(entry.salt, _Node(nothing, None)), 0
-        node.entries[id(entry)] = entry
-        while at < len(entry.tokens):
-            child = node.children.get(int(entry.tokens[at]))
-            if child is None:
-                child = _Node(entry.tokens[at:], node)
-                node.children[int(entry.tokens[at])] = child
-            elif (common := _common(child.tokens, entry.tokens[at:])) < len(child.tokens):
-                child = _split(child, common)
-            child.entries[id(entry)] = entry
-            node, at = child, at + len(child.tokens)
+        insert(self._roots.setdefault(entry.salt, Node()), entry.tokens, entry)
 
     def covered_by(self, entry: Entry) -> list[Entry]:
         """Kept entries that are of no use beside this one: beginnings of it, or the same."""
-        path, _, _ = _walk(self._roots[entry.salt], entry.tokens)
+        path, _, _ = walk(self._roots[entry.salt], entry.tokens)
         found = {key: each for node, _ in path for key, each in node.entries.items()}
         size, is_whole = len(entry.tokens), self.rules.is_whole
         return [
@@ -195,49 +201,85 @@ class PrefixCache:
         """Forget it."""
         del self._entries[id(entry)]
         self.unsave(entry)
-        node, at = self._roots[entry.salt], 0
-        last = node
-        while True:
-            del node.entries[id(entry)]
-            last = node
-            if at >= len(entry.tokens):
-                break
-            node = node.children[int(entry.tokens[at])]
-            at += len(node.tokens)
-        self._tidy(entry.salt, last)
+        self._unstore(entry)
+        root = self._roots[entry.salt]
+        take_out(root, entry.tokens, entry)
+        if not root.entries:
+            del self._roots[entry.salt]
 
     def save(self, entry: Entry, saved: NDArray[np.uint8], at: float) -> bool:
-        """Keep its bytes where there is room, or less valuable things make some."""
-        if entry.saved is not None or not self.make_room(saved.nbytes, at, worth=entry.value(at)):
-            return entry.saved is not None
-        entry.saved = saved
-        self.num_bytes += saved.nbytes
-        return True
+        """Keep its bytes where there is room, or less valuable things make some: in memory, else on disk."""
+        if entry.saved is None and self.make_room(saved.nbytes, at, worth=entry.value(at)):
+            entry.saved = saved
+            self.num_bytes += saved.nbytes
+        return entry.saved is not None or self.store(entry, saved, at)
 
     def unsave(self, entry: Entry) -> None:
-        """Drop its bytes."""
+        """Drop its bytes in memory."""
         if entry.saved is not None:
             self.num_bytes -= entry.saved.nbytes
             entry.saved = None
 
+    def store(self, entry: Entry, saved: NDArray[np.uint8], at: float) -> bool:
+        """Have its bytes on disk, if there is one that takes them."""
+        size, disk = saved.nbytes, self.disk
+        if entry.stored is not None:
+            return True
+        if disk is None or not disk.takes(size) or not self._make_disk_room(size, at, worth=entry.value(at)):
+            return False
+        entry.stored = Stored(disk.put(entry.salt, entry.tokens, saved), size)
+        self.num_disk_bytes += size
+        return True
+
+    def load(self, entry: Entry) -> NDArray[np.uint8] | None:
+        """Its bytes from disk; what can't be had is forgotten."""
+        if self.disk is None or entry.stored is None:
+            return None
+        saved = self.disk.get(entry.stored.number, entry.salt, entry.tokens)
+        if saved is None and entry.is_near:
+            self._unstore(entry)
+        elif saved is None:
+            self.remove(entry)
+        return saved
+
     def make_room(self, num_bytes: int, at: float, *, worth: float) -> bool:
         """Whether so many bytes fit now; entries worth less than `worth` go for them, if that is enough."""
         lacking = self.num_bytes + num_bytes - self.rules.max_bytes
-        victims: list[Entry] = []
-        saved = [entry for entry in self if entry.saved is not None and entry.value(at) < worth]
-        for entry in sorted(saved, key=lambda each: each.value(at)) if lacking > 0 else ():
-            victims.append(entry)
-            lacking -= entry.saved.nbytes if entry.saved is not None else 0
-            if lacking <= 0:
-                break
-        if lacking > 0:
-            return False
-        for entry in victims:
-            if entry.slot is None:
+        victims = self._victims(lacking, at, worth, lambda entry: 0 if entry.saved is None else entry.saved.nbytes)
+        for entry in victims or ():
+            saved = entry.saved
+            self.unsave(entry)
+            if entry.slot is None and (saved is None or not self.store(entry, saved, at)):
                 self.remove(entry)
-            else:
-                self.unsave(entry)
-        return True
+        return victims is not None
+
+    def _make_disk_room(self, num_bytes: int, at: float, *, worth: float) -> bool:
+        lacking = self.num_disk_bytes + num_bytes - self.rules.max_disk_bytes
+        victims = self._victims(lacking, at, worth, lambda entry: 0 if entry.stored is None else entry.stored.num_bytes)
+        for entry in victims or ():
+            self._unstore(entry)
+            if not entry.is_near:
+                self.remove(entry)
+        return victims is not None
+
+    def _victims(self, lacking: int, at: float, worth: float, size_of: Callable[[Entry], int]) -> list[Entry] | None:
+        """The least valuable ones that are worth less and give so many bytes; None where all of them don't."""
+        if lacking <= 0:
+            return []
+        victims: list[Entry] = []
+        poorer = [entry for entry in self if size_of(entry) and entry.value(at) < worth]
+        for entry in sorted(poorer, key=lambda each: each.value(at)):
+            victims.append(entry)
+            lacking -= size_of(entry)
+            if lacking <= 0:
+                return victims
+        return None
+
+    def _unstore(self, entry: Entry) -> None:
+        if entry.stored is not None and self.disk is not None:
+            self.disk.drop(entry.stored.number)
+            self.num_disk_bytes -= entry.stored.num_bytes
+            entry.stored = None
 
     def use(self, entry: Entry, at: float) -> None:
         """Somebody took some of it."""
@@ -250,7 +292,10 @@ class PrefixCache:
         held = sum(entry.saved.nbytes for entry in self if entry.saved is not None)
         if not held <= self.num_bytes <= max(held, self.rules.max_bytes):
             found.append(f"{held} bytes saved, {self.num_bytes} counted, limit {self.rules.max_bytes}")
-        if lost := sum(entry.slot is None and entry.saved is None for entry in self):
+        stored = sum(entry.stored.num_bytes for entry in self if entry.stored is not None)
+        if stored != self.num_disk_bytes or stored > self.rules.max_disk_bytes:
+            found.append(f"{stored} bytes on disk, {self.num_disk_bytes} counted, limit {self.rules.max_disk_bytes}")
+        if lost := sum(not entry.is_near and entry.stored is None for entry in self):
             found.append(f"{lost} cached prefixes are nowhere")
         return found
 
@@ -272,23 +317,8 @@ class PrefixCache:
             return max(left, default=0)
         return min(depth, most, entry.num_exact or len(entry.tokens)) // self.rules.step * self.rules.step
 
-    def _tidy(self, salt: str, node: _Node) -> None:
-        """No node without entries, no split where nothing parts any more."""
-        while not node.entries:
-            if node.parent is None:
-                del self._roots[salt]
-                return
-            del node.parent.children[int(node.tokens[0])]
-            node = node.parent
-        if node.parent is not None and len(node.children) == 1:
-            (child,) = node.children.values()
-            if len(child.entries) == len(node.entries):
-                child.tokens = np.concatenate([node.tokens, child.tokens])
-                child.parent = node.parent
-                node.parent.children[int(child.tokens[0])] = child
 
-
-def cache_for(decoder: "Decoder", limits: "LoopLimits") -> PrefixCache | None:
+def cache_for(decoder: "Decoder", limits: "LoopLimits", disk: Disk | None) -> PrefixCache | None:
     """As the settings want it."""
     if not limits.prefix_cache_bytes:
         return None
@@ -297,8 +327,9 @@ def cache_for(decoder: "Decoder", limits: "LoopLimits") -> PrefixCache | None:
         step=limits.prefix_step,
         is_whole=not decoder.can_go_back,
         takes_inexact=limits.prefix_answers,
+        max_disk_bytes=limits.prefix_disk_bytes,
     )
-    return PrefixCache(rules)
+    return PrefixCache(rules, disk)
 
 
 def ids(tokens: Sequence[int]) -> Ids:
@@ -306,43 +337,7 @@ def ids(tokens: Sequence[int]) -> Ids:
     return np.array(tokens, dtype=np.int32)
 
 
-def _rank(entry: Entry, num_tokens: int) -> tuple[int, bool, int, int]:
-    """More tokens first, then what costs no copy, then the shorter one, which is copied sooner."""
-    return (num_tokens, entry.slot is not None and entry.owner is None, -len(entry.tokens), entry.hits)
-
-
-def _common(one: Ids, other: Ids) -> int:
-    size = min(len(one), len(other))
-    places = np.flatnonzero(one[:size] != other[:size])
-    return int(places[0]) if places.size else size
-
-
-def _walk(root: _Node, tokens: Ids) -> tuple[list[tuple[_Node, int]], int, Difference | None]:
-    """The nodes on the way and how much of the tokens each of them shares; that of the last one; what parts them."""
-    path, node, at = [(root, 0)], root, 0
-    while at < len(tokens):
-        child = node.children.get(int(tokens[at]))
-        if child is None:
-            break
-        common = _common(child.tokens, tokens[at:])
-        at += common
-        node = child
-        path.append((node, at))
-        if common < len(child.tokens):
-            is_end = at == len(tokens)
-            return path, at, None if is_end else Difference(at, int(child.tokens[common]), int(tokens[at]))
-    if at < len(tokens) and node.children:
-        return path, at, Difference(at, next(iter(node.children)), int(tokens[at]))
-    return path, at, None
-
-
-def _split(node: _Node, at: int) -> _Node:
-    """A new node for its first tokens, above it."""
-    assert node.parent is not None
-    upper = _Node(node.tokens[:at], node.parent)
-    node.parent.children[int(upper.tokens[0])] = upper
-    node.tokens = node.tokens[at:]
-    node.parent = upper
-    upper.children[int(node.tokens[0])] = node
-    upper.entries = dict(node.entries)
-    return upper
+def _rank(entry: Entry, num_tokens: int) -> tuple[int, bool, bool, int, int]:
+    """More tokens first, then what costs no reading, no copy, then the shorter one, which is copied sooner."""
+    is_live = entry.slot is not None and entry.owner is None
+    return (num_tokens, entry.is_near, is_live, -len(entry.tokens), entry.hits)

@@ -36,7 +36,8 @@ class LoopLimits(msgspec.Struct, frozen=True):
 
     `check_every_step` compares the books with the sequences after every step. Who waits and gets nothing goes up a tier
     every `aging_s`. `tpot_target_s`, `ttft_target_s`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
-    is kept; prompts go on at multiples of `prefix_step`; `prefix_answers`: from decoded tokens, too.
+    is kept; `prefix_disk_bytes` those on disk; prompts go on at multiples of `prefix_step`; `prefix_answers`: from
+    decoded tokens, too.
     """
 
     step_tokens: int = 512
@@ -49,6 +50,7 @@ class LoopLimits(msgspec.Struct, frozen=True):
     prefix_cache_bytes: int = 0
     prefix_step: int = CHUNK_STEP
     prefix_answers: bool = True
+    prefix_disk_bytes: int = 0
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -164,13 +166,18 @@ class Roster:
     def order(self, sequence: Sequence, at: float) -> tuple[tuple[float, ...], float]:
         """Prompts go by what each tenant had lately, and within a tenant by when they are due; for a while, idle work
         comes after all others."""
-        due_at = self.pace.due_at(sequence.arrived_at, sequence.num_pending_tokens, at)
+        came, tokens = sequence.arrived_at, sequence.num_pending_tokens
+        is_lost = self.pace.is_too_full(len(self.running)) or self.pace.is_lost(came, tokens, at)
+        due_at = self.pace.due_at(came, tokens, is_lost=is_lost)
         yields = sequence.tier >= IDLE_TIER and at - sequence.arrived_at < YIELD_S
         return (float(yields), *self.shares.order(sequence.path, at)), due_at
 
     def is_over(self, sequence: Sequence, at: float) -> bool:
-        """Whether its tenant had more than its share lately, while others want theirs."""
-        return self.shares.is_over(sequence.path, at)
+        """Whether its tenant had more than its share lately, and nobody within theirs waits for what it computes."""
+        is_over = self.shares.is_over
+        return is_over(sequence.path, at) and not any(
+            each.leader is sequence and not is_over(each.path, at) for each in self.running
+        )
 
 
 class StepPlan:

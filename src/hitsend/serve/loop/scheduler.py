@@ -26,10 +26,11 @@ twice, and nothing here calls the decoder but `seats.py`, which brings what is c
 """
 
 from collections.abc import Callable
-from itertools import chain
 
 from hitsend.core.lifecycle import State
 from hitsend.core.request import IDLE_TIER
+from hitsend.serve.loop.pace import PIECE
+from hitsend.serve.loop.promises import can_keep, late_tokens
 from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
@@ -58,7 +59,7 @@ def let_sit_out(roster: Roster, plan: StepPlan) -> None:
     head = roster.waiting.head(plan.at)
     has_prompt = head is not None and not roster.is_over(head, plan.at) and roster.can_admit(head, plan.at)
     plan.is_for_others = has_prompt or any(
-        _has_prompt(each) and not roster.is_over(each, plan.at) for each in roster.running
+        each.has_prompt and not roster.is_over(each, plan.at) for each in roster.running
     )
 
 
@@ -77,22 +78,30 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
         decoding.sort(key=lambda each: each.last_step)
     for sequence in decoding[: max(room, 0)]:
         plan.share(sequence, 1)
+        if sequence.first_at is None:
+            sequence.first_at = plan.at
 
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
-    """Those that are late, and short, may have it all, as may all while somebody sits out for them; the others what
-    the pace allows."""
+    """Those that are late, and short, may have it all, as may all while somebody sits out for them, and the short ones
+    where decodes are too many to keep the target; the others what the pace allows, or a piece where no decode can keep
+    its targets any more."""
     if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
         return
     head = roster.waiting.head(plan.at)
-    prompts = [each for each in roster.running if _has_prompt(each)]
+    prompts = [each for each in roster.running if each.has_prompt]
     if head is not None and roster.can_admit(head, plan.at):
         prompts.append(head)
     if not prompts:
         return
     first = min(prompts, key=lambda each: roster.order(each, plan.at))
-    tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=roster.is_long(first))
-    plan.prompts_left = max(tokens, _late_tokens(roster, plan, prompts))
+    is_long = roster.is_long(first)
+    tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=is_long)
+    if not is_long and roster.pace.is_too_full(len(roster.running)):
+        tokens = plan.tokens_left
+    elif not is_long and not any(can_keep(roster, share.sequence, plan.at) for share in plan.shares):
+        tokens = max(tokens, min(PIECE, plan.tokens_left))
+    plan.prompts_left = max(tokens, late_tokens(roster, plan, prompts))
 
 
 def admit_urgent(roster: Roster, plan: StepPlan) -> None:
@@ -101,7 +110,7 @@ def admit_urgent(roster: Roster, plan: StepPlan) -> None:
         sequence = roster.waiting.head(plan.at)
         if sequence is None or not roster.can_admit(sequence, plan.at):
             return
-        own = [each for each in roster.running if _has_prompt(each) and each.path == sequence.path]
+        own = [each for each in roster.running if each.has_prompt and each.path == sequence.path]
         due_at = roster.order(sequence, plan.at)
         if not own or any(roster.order(each, plan.at) <= due_at for each in own) or not _admit(roster, plan, sequence):
             return
@@ -109,7 +118,7 @@ def admit_urgent(roster: Roster, plan: StepPlan) -> None:
 
 def share_with_prefills(roster: Roster, plan: StepPlan) -> None:
     """As much as is left, whoever had least lately first."""
-    prompts = [each for each in roster.running if _has_prompt(each)]
+    prompts = [each for each in roster.running if each.has_prompt]
     for sequence in sorted(prompts, key=lambda each: roster.order(each, plan.at)):
         if plan.tokens_left < 1:
             return
@@ -144,24 +153,6 @@ def schedule(roster: Roster, plan: StepPlan) -> StepPlan:
     for rule in RULES:
         rule(roster, plan)
     return plan
-
-
-def _has_prompt(sequence: Sequence) -> bool:
-    return not (sequence.is_decoding or sequence.is_paused or sequence.waits_for_other)
-
-
-def _late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
-    """What short prompts that are late have to compute, of those within their share; no more than the step has."""
-    if not any(roster.pace.is_late(each.arrived_at, plan.at) for each in prompts):
-        return 0
-    tokens = 0
-    for sequence in chain(filter(_has_prompt, roster.running), roster.waiting):
-        is_late = roster.pace.is_late(sequence.arrived_at, plan.at) and not roster.is_long(sequence)
-        if is_late and not sequence.is_paused and not roster.is_over(sequence, plan.at):
-            tokens += sequence.num_pending_tokens
-        if tokens >= plan.tokens_left:
-            break
-    return min(tokens, plan.tokens_left)
 
 
 def _admit(roster: Roster, plan: StepPlan, sequence: Sequence) -> bool:

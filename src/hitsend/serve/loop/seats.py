@@ -48,6 +48,12 @@ class Seats:
         """Host memory that saved prefixes and parked sequences take."""
         return self.cache.num_bytes if self.cache is not None else 0
 
+    @property
+    def on_disk(self) -> tuple[int, str | None]:
+        """Bytes of saved prefixes there, and why no more are written."""
+        disk = self.cache.disk if self.cache is not None else None
+        return (0, None) if disk is None or self.cache is None else (self.cache.num_disk_bytes, disk.problem)
+
     def take_reports(self) -> list[WasMatched]:
         """What was looked up since it was asked last."""
         reports, self._reports = self._reports, []
@@ -103,12 +109,11 @@ class Seats:
         self._forget_entry(sequence)
         sequence.leader = None
         kept = self._to_keep(sequence, at) if is_kept else None
-        if kept is None:
+        # behind its last token may lie what was guessed and is not wanted
+        if kept is None or not self._decoder.truncate(slot, sequence.num_computed_tokens):
             self.kv.release(slot)
             self._decoder.release(slot)
             return slot
-        if self._decoder.can_go_back:  # behind its last token may lie what was guessed and is not wanted
-            self._decoder.truncate(slot, sequence.num_computed_tokens)
         self.kv.keep(slot)
         self._add_live(kept, slot)
         return slot
@@ -167,7 +172,7 @@ class Seats:
         self._unlive(entry)
         self._decoder.release(slot)
         self.kv.drop_kept(slot)
-        if entry.saved is None:
+        if not entry.has_copy:
             self.cache.remove(entry)
 
     def moved(self, sequence: Sequence) -> None:
@@ -230,7 +235,7 @@ class Seats:
             raise AccountingBroken(f"slot {slot} can't go back to {source.num_tokens} tokens")
         cache.use(entry, at)
         sequence.num_reuses = entry.hits
-        if entry.saved is None:
+        if not entry.has_copy:
             cache.remove(entry)
         self._filled(sequence, slot, source.num_tokens)
         self._tell(sequence, found, source, "live", at)
@@ -242,12 +247,15 @@ class Seats:
         if source is None or cache is None or not self._is_room_for(source.entry, at):
             self._tell(sequence, found, None, "", at)
             return
-        entry = source.entry
-        kind = "saved" if entry.slot is None else "live" if entry.owner is None else "sibling"
+        entry, kind = source.entry, source.entry.place
         if entry.slot is not None and self.kv.is_shared:
             self._decoder.copy(entry.slot, slot)
         else:
-            self._decoder.restore(slot, self._bytes_of(entry, at))
+            saved = self._bytes_of(entry, at)
+            if saved is None:  # its file is lost, and with it the entry: what else is there?
+                self._bring(sequence, slot, self._find(sequence), at)
+                return
+            self._decoder.restore(slot, saved)
         if source.num_tokens < len(entry.tokens) or entry.owner is not None:
             self._decoder.truncate(slot, source.num_tokens)
         cache.use(entry, at)
@@ -262,14 +270,14 @@ class Seats:
         is_room = entry.slot is not None or kv.num_unfilled_cells >= len(entry.tokens)
         return is_room and self.cache is not None and entry in self.cache
 
-    def _bytes_of(self, entry: Entry, at: float) -> NDArray[np.uint8]:
+    def _bytes_of(self, entry: Entry, at: float) -> NDArray[np.uint8] | None:
+        """As they are in memory, or will be if there is room: the next one finds them ready. None: lost."""
+        assert self.cache is not None
         if entry.saved is not None:
             return entry.saved
-        assert entry.slot is not None
-        assert self.cache is not None
-        saved = self._save(entry.slot, entry.num_ready)
-        if entry.owner is None:
-            self.cache.save(entry, saved, at)  # the next one finds it ready
+        saved = self.cache.load(entry) if entry.slot is None else self._save(entry.slot, entry.num_ready)
+        if saved is not None and entry.owner is None:
+            self.cache.save(entry, saved, at)
         return saved
 
     def _unpark(self, sequence: Sequence, num_cells: int, parked: NDArray[np.uint8], at: float) -> int:
@@ -358,6 +366,8 @@ class Seats:
         assert self.cache is not None
         if self.cache.make_room(saved.nbytes, at, worth=entry.value(at)):
             entry.saved = saved
+            self.cache.add(entry)
+        elif self.cache.store(entry, saved, at):
             self.cache.add(entry)
 
     def _drop_covered(self, entry: Entry) -> None:

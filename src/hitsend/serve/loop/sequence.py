@@ -8,8 +8,9 @@ running. Next: `kv.py`.
 from hitsend.core.lifecycle import State, advance
 from hitsend.serve.loop.grammar import Constraint
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.prefix_cache import Entry, Ids, ids
+from hitsend.serve.loop.prefix_cache import Entry, ids
 from hitsend.serve.loop.prompt_scores import PromptScores
+from hitsend.serve.loop.radix import Ids
 from hitsend.serve.loop.sampler import Sampler
 from hitsend.serve.loop.shares import path_of
 from hitsend.serve.loop.speculate import Lookup
@@ -25,6 +26,7 @@ class Sequence:
     `leader` computes the beginning of this prompt for somebody else, and is waited for; `entry` is what others may find
     of this one; a checkpoint is due at each of `checkpoints`. `num_cached_tokens` of the prompt came from the cache.
     `lookup`: its guesses at what it says next, from its first decode on where there are drafts.
+    `first_at`: when the first step began that had its first token.
     `siblings` are the request's choices that haven't ended, this one among them, in order: the loop's own list.
     """
 
@@ -42,6 +44,7 @@ class Sequence:
         "deadline_s",
         "ends",
         "entry",
+        "first_at",
         "has_looked",
         "is_paused",
         "last_step",
@@ -115,6 +118,7 @@ class Sequence:
         self.slot: int | None = None
         self.is_paused = self.has_looked = False
         self.admitted_at: float | None = None
+        self.first_at: float | None = None
 
     @property
     def held_slot(self) -> int:
@@ -175,6 +179,11 @@ class Sequence:
     def waits_for_other(self) -> bool:
         """Whether somebody else, of the same request or not, is computing what it would have to compute, too."""
         return self.leader is not None or self.waits_for_sibling
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it has more than its newest token to compute, and nothing to wait for."""
+        return not (self.is_decoding or self.is_paused or self.waits_for_other)
 
     @property
     def tokens_to_checkpoint(self) -> int:

@@ -179,7 +179,7 @@ class StepCosts:
         self._n = fade * self._n + n
         self._fit()
 
-    def seconds(self, calls: int, tokens: int) -> float:
+    def seconds(self, calls: int, tokens: float) -> float:
         """What such a pass would take now."""
         return self._call_s * calls + self._token_s * tokens
 
@@ -223,11 +223,17 @@ class KnownCosts(StepCosts):
 
 
 def draft_lengths(
-    chances: Items[float], most: Items[int], costs: StepCosts, proposing: Callable[[int, int], float] = lambda *_: 0.0
+    chances: Items[float],
+    most: Items[int],
+    costs: StepCosts,
+    proposing: Callable[[int, int], float] = lambda *_: 0.0,
+    *,
+    is_again: bool = False,
 ) -> list[int]:
     """How many tokens to draft for each sequence of a pass, given how likely each guess is and the most it may have.
 
-    `proposing(count, length)`: seconds that go into the drafts themselves.
+    `proposing(count, length)`: seconds that go into the drafts themselves. `is_again`: what is kept of a draft that
+    isn't right to its end is computed once more.
 
     All that get a draft in one pass get an equally long one: passes are cut into calls of equal lengths. Sequences
     without one go in a call of their own, never a single one of several: alone in a call, the library's arithmetic has
@@ -241,19 +247,25 @@ def draft_lengths(
     order = sorted((i for i in range(count) if most[i] and chances[i] > least), key=lambda i: -chances[i])
     if not order:
         return lengths
-    best, chosen, chosen_length = plain * MIN_GAIN, order[:0], 0
+    best, chosen, chosen_length, last = plain * MIN_GAIN, order[:0], 0, 0.0
     for length in LENGTHS:
         able = [i for i in order if most[i] >= length]
-        gained = 0.0
+        gained = top = 0.0
         for number, i in enumerate(able, 1):
             gained += _expected(chances[i], length)
             if number == count - 1:
                 continue
             calls = 1 if number == count else 2
             seconds = costs.seconds(calls, count + number * length) + proposing(number, length)
+            if is_again:
+                seconds += (1.0 - chances[i] ** length) * costs.seconds(1, 1 + gained)
             rate = (count + gained) / seconds
+            top = max(top, rate)
             if rate > best:
                 best, chosen, chosen_length = rate, able[:number], length
+        if top < last:
+            break  # one token more was worth less than it cost; the next ones are less likely still
+        last = top
     for i in chosen:
         lengths[i] = chosen_length
     return lengths

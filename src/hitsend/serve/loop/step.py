@@ -15,17 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import (
-    EngineFailed,
-    ServeError,
-    ServerOverloaded,
-    ShuttingDown,
-)
+from hitsend.core.errors import EngineFailed, ServeError, ServerOverloaded, ShuttingDown
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
 from hitsend.serve.loop.attempt import attempt, refusal
 from hitsend.serve.loop.batch import by_adapter
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
+from hitsend.serve.loop.disk import Disk
 from hitsend.serve.loop.filters import Breakers
 from hitsend.serve.loop.gaps import close_gaps
 from hitsend.serve.loop.grammar import GrammarFailed, Grammars, constraint_for
@@ -74,6 +70,8 @@ class Loop:
         clock: Clock,
         grammars: Grammars | None = None,
         speculator: Speculator | None = None,
+        *,
+        disk: Disk | None = None,
     ) -> None:
         self._decoder = decoder
         self._speculator = speculator
@@ -81,7 +79,7 @@ class Loop:
         self._limits = limits
         self._clock = clock
         self._kv = CellPool(decoder.num_slots, decoder.num_cells, decoder.cells_per_slot)
-        self._seats = Seats(decoder, self._kv, cache_for(decoder, limits), clock)
+        self._seats = Seats(decoder, self._kv, cache_for(decoder, limits, disk), clock)
         self._roster = Roster(self._seats, limits)
         self._live: dict[str, list[Sequence]] = {}
         self._breakers: Breakers | None = None
@@ -165,6 +163,8 @@ class Loop:
             check="; ".join([*self._kv.check(computed, self._seats.kept()), *self._seats.problems()]) or None,
             cells_cached=self._kv.num_kept_cells,
             cache_bytes=self._seats.num_saved_bytes,
+            cache_disk_bytes=self._seats.on_disk[0],
+            cache_disk_problem=self._seats.on_disk[1],
             num_paused=sum(each.is_paused for each in self._roster.running),
         )
 

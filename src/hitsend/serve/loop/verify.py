@@ -37,6 +37,10 @@ Accept = Callable[[Sequence, SampledToken | None], tuple[SampledToken, ...]]
 class Proposer(Protocol):
     """Where drafts come from."""
 
+    def name_for(self, sequence: Sequence) -> str:
+        """Who guesses for this sequence now, for the record."""
+        ...
+
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """How likely the next guess is right for each of them; 0 where there is none."""
         ...
@@ -57,6 +61,10 @@ class Proposer(Protocol):
 class PromptLookup:
     """Drafts from each sequence's own text."""
 
+    def name_for(self, sequence: Sequence) -> str:  # noqa: ARG002  # the protocol's
+        """The one name it has."""
+        return "prompt_lookup"
+
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """As far as the text went on like itself lately."""
         return [_lookup_of(sequence).chance for sequence in sequences]
@@ -73,31 +81,51 @@ class PromptLookup:
         """It compares all tokens anyway."""
 
 
+class GoingBack(msgspec.Struct, frozen=True):
+    """What the model can take back: at most `longest` tokens of a draft. `is_again`: of one sequence in a step only,
+    and what is kept of a draft that was wrong somewhere has to be computed again.
+    """
+
+    longest: int = MAX_DRAFT
+    is_again: bool = False
+
+
 class Speculator:
     """Gives drafts to the decodes of a step, and remembers how long steps took.
 
     `alone`: what passes cost where one sequence is alone in a step. With prompt lookup, drafts then follow from what
     the sequence said so far and from nothing else, and the same seed gives the same passes again: a long sequence that
     is alone in a call has other last bits with a draft than without (see `engine/calls.py`), and no clock may choose.
+    `going_back`: what the model can take back.
     """
 
-    def __init__(self, proposer: Proposer, costs: StepCosts | None = None, alone: StepCosts | None = None) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        costs: StepCosts | None = None,
+        alone: StepCosts | None = None,
+        going_back: GoingBack = GoingBack(),  # noqa: B008  # it can't be changed
+    ) -> None:
         self.proposer = proposer
         self._costs = costs or StepCosts()
         self._alone = alone or self._costs
+        self._going_back = going_back
 
     def with_drafts(self, shares: list[Share], kv: CellPool, num_tokens: int) -> list[Share]:
         """The shares, some of them with drafts of together at most `num_tokens`."""
         if not all(share.is_decode for share in shares) or len({share.sequence.adapter for share in shares}) > 1:
             return shares  # several adapters are several calls, in which one could be alone
+        if self._going_back.is_again and len(shares) > 1:
+            return shares
         sequences = [share.sequence for share in shares]
         chances = self.proposer.chances(sequences)
         costs = self._costs if len(shares) > 1 else self._alone
         if not costs.is_known or not any(chances):
             return shares
         cells = kv.num_empty_cells  # what is kept for others lies in the other free ones
-        most = [min(MAX_DRAFT, cells, num_tokens, _room(sequence, kv)) for sequence in sequences]
-        lengths = draft_lengths(chances, most, costs, self.proposer.seconds)
+        longest = min(self._going_back.longest, cells, num_tokens)
+        most = [min(longest, _room(sequence, kv)) for sequence in sequences]
+        lengths = draft_lengths(chances, most, costs, self.proposer.seconds, is_again=self._going_back.is_again)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]
         longest = max(lengths)
         if not chosen or longest * len(chosen) > min(num_tokens, cells):
@@ -129,7 +157,8 @@ class Speculator:
         for share, (start, end) in zip(shares, pairwise(ends), strict=True):
             sequence, slot = share.sequence, share.sequence.held_slot
             sampled, num_kept = _sample(share, logits[start:end], kv, accept)
-            drafted = Drafted(sequence.choice, len(share.draft), num_kept) if share.draft else None
+            by = self.proposer.name_for(sequence) if share.draft else ""
+            drafted = Drafted(sequence.choice, len(share.draft), num_kept, by) if share.draft else None
             rows.append(Row(sequence.request_id, sequence.choice, 0, 1 + num_kept, sampled, drafted=drafted))
             if drafted is not None:
                 self.proposer.learn(sequence, drafted)

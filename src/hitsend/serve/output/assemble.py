@@ -32,6 +32,7 @@ class Assembler:
         stop: tuple[str, ...] = (),
         *,
         want_logprobs: bool = False,
+        want_ids: bool = False,
         index: int = 0,
         shows_stop: bool = False,
         min_tokens: int = 0,
@@ -42,11 +43,13 @@ class Assembler:
         self._bytes = vocabulary.token_bytes
         self._control = vocabulary.control_ids
         self._want_logprobs = want_logprobs
+        self._want_ids = want_ids
         self._index = index
         self._detokenizer = Detokenizer()
         self._stops = StopMatcher(stop, shows_match=shows_stop)
         self._min_tokens = min_tokens
         self._logprobs: list[TextLogprob] = []
+        self._ids: list[int] = []
         self._reader = reader
         self.num_tokens = 0
         self.is_finished = False
@@ -123,6 +126,8 @@ class Assembler:
         self.num_tokens += 1
         if self._want_logprobs:
             self._logprobs.append(text_logprob(self._table, token))
+        if self._want_ids:
+            self._ids.append(token.token_id)
         if token.token_id in self._control:
             return ""
         had_bytes, had_text = self._detokenizer.num_held_bytes, self._stops.held
@@ -141,6 +146,7 @@ class Assembler:
 
     def _delta(self, shown: Shown, reason: FinishReason | None) -> Delta:
         logprobs, self._logprobs = tuple(self._logprobs), []
+        ids, self._ids = tuple(self._ids), []
         self.finish_reason = reason or self.finish_reason
         return Delta(
             index=self._index,
@@ -150,4 +156,5 @@ class Assembler:
             matched_stop=self._stops.matched if reason is not None else None,
             reasoning=shown.reasoning,
             tool_calls=shown.tool_calls,
+            token_ids=ids,
         )

@@ -14,8 +14,6 @@ Next: `connection.py`.
 """
 
 import asyncio
-import logging
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -23,9 +21,8 @@ from typing import Any, Protocol, TypeVar
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ClientGone, DeadlineExceeded, Ended, ServeError, ShuttingDown
 from hitsend.serve.stream import sse
+from hitsend.serve.stream.course import Course, cancel_and_wait, current_task
 from hitsend.settings import StreamSettings
-
-logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -125,7 +122,7 @@ class Delivery:
         the clock, or by who stops the server.
         """
         working = asyncio.create_task(work)
-        course = _Course(working, _current_task(), wants_pings=wants_pings)
+        course = Course(working, current_task(), wants_pings=wants_pings)
         working.add_done_callback(course.interrupt)
         self._look_later(course)
         try:
@@ -141,7 +138,7 @@ class Delivery:
                 await self._within_stall(course.pinging)
         finally:
             course.end()
-            await _cancel_and_wait(*(task for task in (working, course.pinging) if task is not None))
+            await cancel_and_wait(*(task for task in (working, course.pinging) if task is not None))
         if working.cancelled():
             raise ServeError("the request's work was cancelled from inside")
         working.result()
@@ -153,7 +150,7 @@ class Delivery:
             await asyncio.get_running_loop().create_future()
         self._has_left = True
 
-    def _look(self, course: "_Course") -> None:
+    def _look(self, course: Course) -> None:
         """What the clock has to say: end what is due, ping who waits, and look again when the next can be."""
         try:
             self._end_if_due(course.pinging)
@@ -171,7 +168,7 @@ class Delivery:
         if self._is_idle():  # a frame may have come since the clock was asked
             await self._write(sse.PING)
 
-    def _look_later(self, course: "_Course") -> None:
+    def _look_later(self, course: Course) -> None:
         due_in_s = self._due_in_s(wants_pings=course.wants_pings)
         course.timer = asyncio.get_running_loop().call_later(due_in_s, self._look, course)
 
@@ -249,50 +246,3 @@ class Delivery:
         if self._watch is not None:
             self._watch.fail(why)
         return why
-
-
-class _Course:
-    """The work of one response, and what interrupts who waits for it."""
-
-    def __init__(self, working: "asyncio.Task[None]", waiting: "asyncio.Task[Any]", *, wants_pings: bool) -> None:
-        self.working = working
-        self.waiting = waiting
-        self.wants_pings = wants_pings
-        self.pinging: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.fault: Exception | None = None
-
-    def interrupt(self, _: object = None) -> None:
-        """The one who waits for the client needn't any longer."""
-        self.waiting.cancel()
-
-    def end(self) -> None:
-        """Nothing interrupts it from now on."""
-        self.working.remove_done_callback(self.interrupt)
-        if self.timer is not None:
-            self.timer.cancel()
-
-
-def _current_task() -> "asyncio.Task[Any]":
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
-async def _cancel_and_wait(*tasks: "asyncio.Task[None]") -> None:
-    """Cancel, then wait until every task has really ended; being cancelled oneself meanwhile only counts after that."""
-    for task in tasks:
-        task.cancel()
-    interrupted: asyncio.CancelledError | None = None
-    while pending := {task for task in tasks if not task.done()}:
-        try:
-            await asyncio.wait(pending)
-        except asyncio.CancelledError as error:
-            interrupted = error
-    for task in tasks:
-        broke = None if task.cancelled() else task.exception()
-        if broke is not None and not isinstance(broke, ServeError | OSError):
-            stack = "".join(traceback.format_tb(broke.__traceback__))  # without its text, which may hold a prompt's
-            logger.error("an ended request's work or clean-up broke: %s\n%s", type(broke).__name__, stack)
-    if interrupted is not None:
-        raise interrupted

@@ -68,13 +68,15 @@ class Batch(msgspec.Struct, frozen=True):
 
 class Seen(msgspec.Struct, frozen=True):
     """What stands of one line just before it would begin. `used`: request ids with a row; `is_held`: one of them is
-    still held; `is_billed`: one of the rows has tokens; `is_done`: its answer is kept."""
+    still held; `is_billed`: one of the rows has tokens; `is_done`: its answer is kept; `paid_drafts`: engines of a
+    cascade that its caller has paid for a rejected draft."""
 
     status: str
     used: frozenset[str]
     is_held: bool
     is_billed: bool
     is_done: bool
+    paid_drafts: frozenset[str] = frozenset()
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -172,8 +174,10 @@ class BatchStore:
         values = {"status": "failed", "faults": said, "num_lines": num_lines, "failed_at": self._clock.wall()}
         await self._writer.submit(partial(_move, batch_id=batch_id, of=("validating", "in_progress"), values=values))
 
-    async def look(self, batch_id: str, line: int, request_ids: Sequence[str]) -> Seen:
-        """How it stands with a line, in one view of everything. Raises StorageFailed."""
+    async def look(self, batch_id: str, line: int, request_ids: Sequence[str], drafts: Sequence[str] = ()) -> Seen:
+        """How it stands with a line, in one view of everything; `drafts`: engines whose drafts it may have paid for.
+
+        Raises StorageFailed."""
         done = select(BATCH_LINES.c.line_number).where(_is_line(batch_id, line))
         rows = select(LEDGER.c.request_id, LEDGER.c.prompt_tokens + LEDGER.c.completion_tokens)
         async with reading(self._database) as connection:
@@ -182,8 +186,11 @@ class BatchStore:
             held = select(HOLDS.c.hold_id).where(HOLDS.c.request_id.in_(request_ids)).limit(1)
             is_held = (await connection.execute(held)).scalar() is not None
             found = (await connection.execute(rows.where(LEDGER.c.request_id.in_(request_ids)))).all()
+            used = frozenset(name for name, _ in found)
+            named = {f"{name}/draft/{engine}": engine for name in used for engine in drafts}
+            paid = (await connection.execute(rows.where(LEDGER.c.request_id.in_(named)))).all() if named else ()
         billed = any(tokens for _, tokens in found)
-        return Seen(status or "gone", frozenset(name for name, _ in found), is_held, billed, is_done)
+        return Seen(status or "gone", used, is_held, billed, is_done, frozenset(named[name] for name, _ in paid))
 
     async def put(self, batch_id: str, line: int, body: bytes, *, is_failed: bool) -> None:
         """A line is done; once. Raises StorageFailed."""

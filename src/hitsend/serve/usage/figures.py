@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from hitsend.core.drafts import Drafted
+from hitsend.serve.usage.elsewhere import Course, UpstreamCall
 
 
 class RequestFigures(msgspec.Struct, frozen=True):
@@ -18,7 +19,8 @@ class RequestFigures(msgspec.Struct, frozen=True):
     `model` is a served model's name, never the client's text. `cancelled_during` is the state it was in; `gaps_s` are
     the times between following tokens of one choice. `error_code` is a ServeError's. `has_row`: it has a ledger row.
     `outcome`: how it stands to the objectives (`usage/objectives.py`), None where it isn't judged. `refused_by` names
-    the level and the limit that refused it. `segments_s`: where its time went, by `core.segments.SEGMENTS`.
+    the level and the limit that refused it. `segments_s`: where its time went, by `core.segments.SEGMENTS`. `calls` and
+    `course`: what it did at upstreams and on a route.
     """
 
     model: str
@@ -43,6 +45,8 @@ class RequestFigures(msgspec.Struct, frozen=True):
     outcome: str | None = None
     refused_by: tuple[str, str] | None = None
     segments_s: tuple[float, ...] = ()
+    calls: tuple[UpstreamCall, ...] = ()
+    course: Course | None = None
 
 
 class StepCounts(Protocol):

@@ -1,4 +1,4 @@
-"""Everything Prometheus may ask for. Only this file and `series.py` know prometheus_client.
+"""Everything Prometheus may ask for. This file, `series.py` and `upstream_metrics.py` alone know prometheus_client.
 
 Enters: figures of finished requests, HTTP answers, steps and the engine's state. Leaves: the text of `/metrics`. Always
 true: a registry of its own, nothing global; labels come from bounded sets (models beyond `MAX_MODELS` and routes beyond
@@ -19,9 +19,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from hitsend.core.drafts import MAX_DRAFT
 from hitsend.core.segments import SEGMENTS
+from hitsend.serve.usage.elsewhere import Elsewhere
 from hitsend.serve.usage.figures import EngineFigures, QuotaFigures, RequestFigures, StepCounts
 from hitsend.serve.usage.processes import ProcessTime
 from hitsend.serve.usage.series import Histograms, Times, Totals
+from hitsend.serve.usage.upstream_metrics import UpstreamSeries
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
@@ -81,6 +83,7 @@ class Metrics:
         self._define_requests()
         self._define_engine()
         self._define_work()
+        self._elsewhere = UpstreamSeries(self._registry, WAIT_S, self._catch_up)
 
     def observe_request(self, figures: RequestFigures) -> None:
         """Count a request that has ended. Call once per request."""
@@ -110,6 +113,7 @@ class Metrics:
             self._errors.labels(figures.error_code).inc()
         if figures.outcome is not None:
             self._judged.add(1, model, figures.outcome)
+        self._elsewhere.observe(figures.calls, figures.course)
         if figures.refused_by is not None:
             self._refused.labels(*figures.refused_by).inc()
         if figures.cancelled_during is not None:
@@ -146,7 +150,8 @@ class Metrics:
         for drafted in figures.drafts:
             for position in range(drafted.proposed):
                 outcome = "accepted" if position < drafted.accepted else "rejected"
-                self._drafts.labels(engine, outcome, str(min(position + 1, MAX_DRAFT))).inc()
+                place = str(min(position + 1, MAX_DRAFT))
+                self._drafts.labels(engine, outcome, place, drafted.drafter).inc()
         self._step_s.labels(engine, "model").inc(figures.decode_s)
         self._step_s.labels(engine, "loop").inc(max(0.0, figures.step_s - figures.decode_s))
         phase = "mixed" if figures.prefill_tokens and figures.decode_tokens else "decode"
@@ -179,6 +184,10 @@ class Metrics:
         self._threads.labels(engine).set(state.num_threads)
         self._catch_up(self._restarts.labels(engine), ("restarts", engine), state.restarts)
         self._catch_up(self._preemptions.labels(engine), ("preemptions", engine), state.preemptions_total)
+
+    def set_elsewhere(self, *found: Elsewhere) -> None:
+        """Take over how it is with upstreams and routes, in each process (before each scrape)."""
+        self._elsewhere.set(list(found))
 
     def set_pooled(self, engine: str, *, is_loaded: bool, num_loads: int, num_bytes: int) -> None:
         """Take over how it is with a model that comes and goes (before each scrape)."""
@@ -314,9 +323,8 @@ class Metrics:
         self._computed = self._counter("hitsend_tokens_computed", "Tokens through the model.", "engine", "phase")
         self._output = self._counter("hitsend_tokens_output", "Tokens sampled: billed or discarded ones.", "engine")
         self._steps = self._counter("hitsend_steps", "Passes through the model.", "engine")
-        self._drafts = self._counter(
-            "hitsend_drafts", "Guessed tokens, by position in their guess.", "engine", "outcome", "position"
-        )
+        drafts = "Guessed tokens, by position in their guess and by who made it."
+        self._drafts = self._counter("hitsend_drafts", drafts, "engine", "outcome", "position", "drafter")
         self._step_s = self._counter(
             "hitsend_step_seconds", "Time of steps, inside the model and around it.", "engine", "part"
         )

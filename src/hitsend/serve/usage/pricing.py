@@ -27,12 +27,14 @@ MAX_USD_PER_MILLION = 1_000_000
 PICOUSD_PER_MICRONEURON = 11
 """1,000 neurons are USD 0.011."""
 ANY_ENGINE = "*"
+REPEAT = "batch-repeat"
+"""The price of what was paid for before."""
 
 
 class Price(msgspec.Struct, frozen=True):
     """A price in force; `id` is its list's version. Values are pico-USD per token; `cached_input` None bills cached
     tokens as input. `in_neurons`: each value is 11 times a whole number of micro-neurons. `is_paid_only`: the
-    provider's free plan doesn't serve it.
+    provider's free plan doesn't serve it. `meters`: the price whose neurons are used, where they aren't what is billed.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Price(msgspec.Struct, frozen=True):
     cached_input_picousd: int | None = None
     in_neurons: bool = False
     is_paid_only: bool = False
+    meters: "Price | None" = None
 
     @property
     def dearest_input_picousd(self) -> int:
@@ -91,7 +94,7 @@ def cost_microusd(price: Price, usage: Usage) -> int:
 
 def neurons_micro(price: Price, usage: Usage) -> int | None:
     """The same in micro-neurons, exactly; None where the price isn't one in neurons."""
-    return _picousd(price, usage) // PICOUSD_PER_MICRONEURON if price.in_neurons else None
+    return _picousd(price.meters or price, usage) // PICOUSD_PER_MICRONEURON if price.in_neurons else None
 
 
 def held_microusd(price: Price, input_tokens: int, output_tokens: int) -> int:
@@ -101,7 +104,7 @@ def held_microusd(price: Price, input_tokens: int, output_tokens: int) -> int:
 
 def held_neurons_micro(price: Price, input_tokens: int, output_tokens: int) -> int | None:
     """The same in micro-neurons; None where the price isn't one in neurons."""
-    held = _held_picousd(price, input_tokens, output_tokens)
+    held = _held_picousd(price.meters or price, input_tokens, output_tokens)
     return held // PICOUSD_PER_MICRONEURON if price.in_neurons else None
 
 
@@ -158,11 +161,18 @@ class PriceBook:
 
 
 class Unbilled(PriceBook):
-    """For work that was paid for before and has to be done once more: nothing costs anything."""
+    """For work that was paid for before and has to be done once more: nothing costs anything, but what the provider
+    counts in neurons uses them once more."""
 
-    def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:  # noqa: ARG002  # as above
-        """Zero, under an id that says why."""
-        return Price(id="batch-repeat", input_picousd=0, output_picousd=0)
+    def __init__(self, book: PriceBook) -> None:
+        super().__init__()
+        self._book = book
+
+    def find(self, model: str, *, is_local: bool, engine: str = ANY_ENGINE, on: date | None = None) -> Price:
+        """Zero, under an id that says why. Raises as the book does."""
+        found = self._book.find(model, is_local=is_local, engine=engine, on=on)
+        meters = found if found.in_neurons else None
+        return Price(id=REPEAT, input_picousd=0, output_picousd=0, in_neurons=found.in_neurons, meters=meters)
 
 
 def picousd_per_token(usd_per_million: float | str, field: str) -> int:

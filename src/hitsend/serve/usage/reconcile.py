@@ -18,7 +18,7 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS, LEDGER, RECORDS
 from hitsend.serve.usage import owner as owners
 from hitsend.serve.usage.ledger import RECOVERED, UNCONFIRMED
-from hitsend.serve.usage.pricing import PICO_PER_MICRO, PICOUSD_PER_MICRONEURON
+from hitsend.serve.usage.pricing import PICO_PER_MICRO, PICOUSD_PER_MICRONEURON, REPEAT
 from hitsend.serve.usage.report import read_ledger
 
 MAX_EXAMPLES = 20
@@ -246,7 +246,9 @@ def _has_wrong_cost() -> ColumnElement[bool]:
 
 
 def _has_wrong_neurons() -> ColumnElement[bool]:
-    return and_(LEDGER.c.neurons_micro.is_not(None), LEDGER.c.neurons_micro * PICOUSD_PER_MICRONEURON != _picousd())
+    """A repeat costs nothing, but uses neurons: its row has no price to hold them against."""
+    is_priced = and_(LEDGER.c.neurons_micro.is_not(None), LEDGER.c.price_id != REPEAT)
+    return and_(is_priced, LEDGER.c.neurons_micro * PICOUSD_PER_MICRONEURON != _picousd())
 
 
 def _has_no_record(now: float) -> ColumnElement[bool]:

@@ -1,0 +1,150 @@
+"""vLLM behind hitsend against vLLM alone: what the edge adds to a first token, and what it leaves of the throughput.
+
+Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--json FILE]
+Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the same short prompt (vLLM has it in its
+cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
+tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there twice: asking vLLM
+for each prompt's tokens before it holds anything, as by default, and with a bound from the bytes (`counts_prompts`).
+"""
+
+import argparse
+import http.client
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.peers.servers import NAME, vllm
+from bench.serving import free_port, machine, measure, wait_ready
+
+TOKENS = 2
+KEPT_S = 3.0
+ALONE = "vLLM alone"
+BEHIND = {"behind hitsend": "upstream", "behind hitsend, prompts by bytes": "bytes"}
+Target = tuple[str, str]
+
+
+@contextmanager
+def in_front_of(url: str, counts: str) -> Iterator[Target]:
+    """hitsend with that vLLM behind it, its prompts counted so, its load read."""
+    with tempfile.TemporaryDirectory() as data:
+        config = pathlib.Path(data) / "hitsend.toml"
+        config.write_text(
+            f'[engine]\nmodel = "none"\n[[engines]]\nname = "vllm"\nkind = "vllm"\nbase_url = "{url}"\n'
+            f'models = {{ {NAME} = "{NAME}" }}\nprices = {{ input = 0.2, output = 0.8 }}\ncontext = 2048\n'
+            f'counts_prompts = "{counts}"\n'
+        )
+        port = free_port()
+        words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port), "--data", data]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_ready(f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}", NAME
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+class Line:
+    """One connection that stays."""
+
+    def __init__(self, target: Target) -> None:
+        self._model = target[1]
+        self._line = http.client.HTTPConnection(urlsplit(target[0]).netloc, timeout=120)
+        self._used_at = 0.0
+
+    def first_ms(self) -> float:
+        """Milliseconds from sending to the first text of a short answer, which is read to its end."""
+        messages = [{"role": "user", "content": "Say hi."}]
+        body = {"model": self._model, "messages": messages, "max_tokens": TOKENS, "temperature": 0, "stream": True}
+        if time.perf_counter() - self._used_at > KEPT_S:  # a slow machine; the server has closed it, or soon will
+            self._line.close()
+            self._line.connect()
+        began = time.perf_counter()
+        self._line.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = self._line.getresponse()
+        first = None
+        while line := answer.readline():
+            if first is None and b'"content":"' in line and b'"content":""' not in line:
+                first = time.perf_counter()
+        if answer.status != 200 or first is None:
+            raise SystemExit(f"no answer: HTTP {answer.status}")
+        self._used_at = time.perf_counter()
+        return (first - began) * 1000
+
+
+def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, float]]:
+    """Each one's median, and the quartiles of what it took longer than vLLM alone in the same turn."""
+    lines = {name: Line(target) for name, target in targets.items()}
+    for line in lines.values():
+        for _ in range(3):
+            line.first_ms()
+    found: dict[str, list[float]] = {name: [] for name in lines}
+    for number in range(pairs):
+        for name in lines if number % 2 == 0 else reversed(lines):
+            found[name].append(lines[name].first_ms())
+    rows = {}
+    for name, times in found.items():
+        added = sorted(b - a for a, b in zip(found[ALONE], times, strict=True))
+        quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
+        rows[name] = {"p50_ms": median(times), "added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
+    print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
+    return rows
+
+
+def run(pairs: int, rounds: int, concurrency: int) -> dict[str, Any]:
+    """Both measurements against one vLLM."""
+    threads = os.cpu_count() or 1
+    with ExitStack() as stack:
+        alone = stack.enter_context(vllm(threads))
+        targets = {ALONE: alone}
+        targets |= {name: stack.enter_context(in_front_of(alone[0], counts)) for name, counts in BEHIND.items()}
+        firsts = first_tokens(targets, pairs)
+        speeds: dict[str, list[float]] = {name: [] for name in targets}
+        for number in range(rounds):
+            for name in targets if number % 2 == 0 else reversed(targets):
+                row = measure(targets[name], concurrency, max(16, 2 * concurrency), 1000 * number + len(name))
+                speeds[name].append(row["tokens_per_s"])
+                print(f"{name}: {row['tokens_per_s']:.1f} tokens/s", file=sys.stderr, flush=True)
+    shares = {name: median(found) / median(speeds[ALONE]) for name, found in speeds.items()}
+    found = {"machine": machine(threads), "pairs": pairs, "rounds": rounds, "concurrency": concurrency}
+    return found | {"first_tokens": firsts, "tokens_per_s": speeds, "shares": shares}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Markdown."""
+    print(f"\n{found['pairs']} turns, {found['rounds']} rounds at {found['concurrency']}; {found['machine']}\n")
+    print("| | first token p50 ms | added ms p50 (quartiles) | output tokens/s | share |\n|---|---|---|---|---|")
+    for name, first in found["first_tokens"].items():
+        quartiles = f"{first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f}"
+        added = "" if name == ALONE else f"{first['added_p50_ms']:.2f} ({quartiles})"
+        speed, share = median(found["tokens_per_s"][name]), found["shares"][name]
+        print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed:.1f} | {share:.1%} |")
+
+
+def main() -> None:
+    """Command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--json", type=pathlib.Path)
+    asked = parser.parse_args()
+    found = run(asked.pairs, asked.rounds, asked.concurrency)
+    show(found)
+    if asked.json:
+        asked.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Who can still keep its targets: decodes that are worth holding prompts back for, and prompts that are worth a hurry.
+
+Enters: sequences, and the pace's targets. Leaves: a yes or no, and numbers of tokens. Always true: nothing is changed
+here. Next: `scheduler.py`.
+"""
+
+from itertools import chain
+
+from hitsend.serve.loop.roster import Roster, StepPlan
+from hitsend.serve.loop.sequence import Sequence
+
+
+def can_keep(roster: Roster, sequence: Sequence, at: float) -> bool:
+    """Whether a decode can still keep both targets."""
+    first_at = sequence.first_at
+    return first_at is not None and roster.pace.can_keep(sequence.arrived_at, first_at, sequence.num_output_tokens, at)
+
+
+def late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
+    """What short prompts that are late, but not too late, have to compute, of those within their share; no more than
+    the step has."""
+    if not any(roster.pace.is_late(each.arrived_at, plan.at) for each in prompts):
+        return 0
+    tokens = 0
+    for sequence in chain((each for each in roster.running if each.has_prompt), roster.waiting):
+        left, is_out = sequence.num_pending_tokens, sequence.is_paused or roster.is_long(sequence)
+        if is_out or roster.is_over(sequence, plan.at):
+            continue
+        came, pace = sequence.arrived_at, roster.pace
+        if pace.is_late(came, plan.at) and not pace.is_lost(came, left, plan.at):
+            tokens += left
+        if tokens >= plan.tokens_left:
+            break
+    return min(tokens, plan.tokens_left)

@@ -1,0 +1,89 @@
+"""What the real engines were found to do (tests/upstream/test_real.py), kept as cases that need none of them."""
+
+import json
+
+import pytest
+
+from hitsend.core.request import Tool, ToolChoice
+from hitsend.serve.engine.openai_body import count_body, encode_body
+from hitsend.serve.engine.openai_wire import ChunkReader
+from hitsend.serve.engine.terms import terms_of
+from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
+from tests.upstream.asking import ask, engine_of, request_of
+
+LLAMA = UpstreamSettings(name="l", server="llama_server", base_url="http://127.0.0.1:1/v1", models={"near": "far"})
+VLLM = VllmSettings(name="v", base_url="http://127.0.0.1:1", models={"near": "far"}, metrics_poll_s=0.0)
+TOOLS = (Tool("look"), Tool("wait"))
+
+
+def body_of(settings, **fields):
+    return json.loads(encode_body(request_of(**fields), 9, terms_of(settings)))
+
+
+def test_llama_server_is_told_of_the_named_function_only():
+    named = {"tools": TOOLS, "tool_choice": ToolChoice("required", ("wait",))}
+    body = body_of(LLAMA, **named)
+    assert (body["tool_choice"], [tool["function"]["name"] for tool in body["tools"]]) == ("required", ["wait"])
+    counted = json.loads(count_body(request_of(**named), terms_of(LLAMA)))
+    assert counted["tools"] == body["tools"]
+    body = body_of(VLLM, **named)
+    assert (body["tool_choice"]["function"]["name"], len(body["tools"])) == ("wait", 2)
+
+
+def test_budgets_and_ids_go_out_under_their_names():
+    assert body_of(LLAMA, thinking_token_budget=5)["reasoning_budget_tokens"] == 5
+    assert body_of(VLLM, return_token_ids=True)["return_token_ids"] is True
+    assert "return_token_ids" not in body_of(VLLM)
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
+def test_vllms_count_knows_that_an_effort_is_a_thought(effort, thinks):
+    counted = json.loads(count_body(request_of(reasoning_effort=effort), terms_of(VLLM)))
+    assert counted["chat_template_kwargs"]["enable_thinking"] is thinks
+    assert "chat_template_kwargs" not in json.loads(count_body(request_of(reasoning_effort=effort), terms_of(LLAMA)))
+
+
+def test_an_event_that_is_null_says_nothing():
+    reader = ChunkReader(1, skips_null=True)
+    assert reader.feed(b"data: null\n\n") == []
+    assert reader.fault is None
+
+
+def test_ids_come_beside_texts_and_are_never_guessed_from_an_earlier_event():
+    reader = ChunkReader(1)
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "prompt_token_ids": [1, 2, 3]}
+    pieces = [("a", [5]), ("b", [5]), ("", [6]), ("c", [7, 8])]
+    events = [
+        first,
+        *({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in pieces),
+    ]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "token_ids": None}]})
+    deltas = reader.feed("".join(f"data: {json.dumps(event)}\n\n" for event in events).encode())
+    assert deltas[0].prompt_ids == (1, 2, 3)
+    assert [delta.token_ids for delta in deltas[1:]] == [(5,), (5,), (6,), (7, 8), ()]
+    assert reader.counts == [5]
+
+
+def chunk(index, text, **more):
+    return {"choices": [{"index": index, "delta": {"content": text}, **more}]}
+
+
+async def test_a_usage_of_one_choice_is_no_bill_for_two(mock):
+    async def script(call):
+        await call.start()
+        for text in ("a", "b", "c"):
+            for index in (0, 1):
+                await call.event(chunk(index, text))
+        for index in (0, 1):
+            await call.event(chunk(index, "", finish_reason="length"))
+        await call.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+        await call.event("[DONE]")
+
+    mock.script = script
+    one = UpstreamSettings(
+        name="l", server="llama_server", base_url=mock.url, models={"near": "far"}, metrics_poll_s=0.0
+    )
+    async with engine_of(one) as engine:
+        found = await ask(engine, request_of(n=2))
+    assert (found.error, found.produced.output_tokens, found.produced.is_estimate) == (None, (3, 3), True)
+    assert found.produced.usage.completion_tokens == 6
