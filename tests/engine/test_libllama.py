@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.libllama import (
-    _CONTEXT_DEFAULTS,
-    _FUNCTIONS,
-    _LAYOUTS,
-    _MODEL_DEFAULTS,
+from hitsend.serve.engine.declarations import (
+    CONTEXT_DEFAULTS,
+    FUNCTIONS,
+    LAYOUTS,
+    MODEL_DEFAULTS,
     ContextParams,
     ModelParams,
+)
+from hitsend.serve.engine.libllama import (
     explain,
     open_library,
 )
@@ -47,14 +49,14 @@ def built(tmp_path: Path) -> Callable[..., str]:
     """A library that has every symbol and whatever layout, build number and RPC flag a test wants."""
 
     def build(*, shift: int = 0, number: int = 11549, rpc: int = 0, without: str = "") -> str:
-        names = [n for n in _FUNCTIONS if n not in {"llama_supports_rpc", without}]
+        names = [n for n in FUNCTIONS if n not in {"llama_supports_rpc", without}]
         source = tmp_path / "shim.c"
         source.write_text(
             SHIM.format(
                 model_size=80,
                 context_size=168 + shift,
-                model=assignments(ModelParams, _MODEL_DEFAULTS, 0),
-                context=assignments(ContextParams, _CONTEXT_DEFAULTS, shift),
+                model=assignments(ModelParams, MODEL_DEFAULTS, 0),
+                context=assignments(ContextParams, CONTEXT_DEFAULTS, shift),
                 build=number,
                 rpc=rpc,
                 others="\n".join(f"void *{name}(void) {{ return 0; }}" for name in names),
@@ -71,7 +73,7 @@ def test_the_pinned_build_is_accepted() -> None:
     library = open_library()
     assert library.name == "llama.cpp b11549"
     assert library.llama_supports_rpc() is False
-    assert set(_LAYOUTS) == {"llama_model_default_params", "llama_context_default_params"}
+    assert set(LAYOUTS) == {"llama_model_default_params", "llama_context_default_params"}
 
 
 def test_a_library_with_our_layout_is_accepted(built: Callable[..., str]) -> None:

@@ -19,6 +19,8 @@ NAMED_IMPORTS = {
         "importlib.import_module('huggingface_hub')",  # an extra that may be missing
         "importlib.import_module('huggingface_hub.errors')",
     ),
+    # what an engine's process imports is part of what it takes, and only the process that rehearses one may load it
+    "src/hitsend/serve/engine/sizing.py": ("importlib.import_module('hitsend.serve.engine.worker')",),
 }
 LOADERS = {"yaml", "pickle", "dill", "cloudpickle", "joblib", "torch", "shelve", "marshal", "jsonpickle", "xml", "lxml"}
 SPEAKS_HTTP = {"aiohttp", "requests", "httpx", "urllib3", "http", "ftplib", "smtplib", "huggingface_hub"}
