@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 
@@ -83,7 +84,12 @@ async def stub():
 def start(stub, *words, **channels):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HITSEND")}
     command_line = [sys.executable, "-m", "hitsend", "chat", "--url", stub.url, *words]
-    return subprocess.Popen(command_line, env=clean | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}, **channels)
+    terminal = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
+    try:
+        return subprocess.Popen(command_line, env=clean | terminal, **channels)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Terminal:
