@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import ssl
+import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -149,6 +151,34 @@ async def test_a_connection_that_may_not_be_used_again_is_not(pieces):
             assert await whole(line) == (200, b"hello!")
         assert server.num_connections == 2
         await until(lambda: server.num_open == 0)
+
+
+async def test_a_connection_whose_end_lies_unread_in_its_socket_is_not_used_again():
+    """The server closes while the loop is busy: nothing but the socket knows of it when the next request begins."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    closed = threading.Semaphore(0)
+
+    def serve():
+        for _ in range(2):
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(65536)
+                taken.sendall(OK + b"content-length: 2\r\n\r\nok")
+            closed.release()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    port = listening.getsockname()[1]
+    line = UpstreamLine(f"http://127.0.0.1:{port}/v1", None, connect_timeout_s=5, stall_timeout_s=5)
+    line.start()
+    try:
+        for _ in range(2):
+            assert await whole(line) == (200, b"ok")
+            assert closed.acquire(timeout=5)  # and meanwhile the loop reads nothing
+    finally:
+        await line.stop()
+        listening.close()
+        serving.join(5)
 
 
 async def test_what_comes_while_nobody_asks_ends_the_connection():

@@ -8,6 +8,7 @@ Next: `upstream.py`.
 """
 
 import asyncio
+import select
 from typing import Any
 
 import httptools
@@ -66,6 +67,13 @@ class Wire(asyncio.Protocol):
     def may_be_used_again(self) -> bool:
         """Whether another request can be sent on it."""
         return self._is_whole and self._may_follow and self._fault is None and not self._unread
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing waits in its socket: bytes that nobody asked for, or an end that the loop hasn't read yet."""
+        waiting = select.poll()
+        waiting.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not waiting.poll(0)
 
     async def post(self, message: bytes) -> None:
         """Send it, and wait for the answer's head. Raises LineFailed."""

@@ -152,7 +152,7 @@ class UpstreamLine:
         oldest = asyncio.get_running_loop().time() - KEPT_ALIVE_S
         while self._idle:
             wire = self._idle.pop()
-            if wire.may_be_used_again and wire.idle_since > oldest:
+            if wire.may_be_used_again and wire.idle_since > oldest and wire.is_quiet:
                 return wire
             wire.close()
         return None
