@@ -53,7 +53,7 @@ async def test_a_client_that_leaves_while_a_draft_is_written_down_loses_nothing_
             call = Call(Routes(services), "/v1/chat/completions", _body(), ((b"x-request-id", b"r1"),), None)
 
             def leave(_connection, _cursor, statement, parameters, *_):
-                if statement.startswith("INSERT INTO holds") and "r1/draft/a" in repr(parameters):
+                if statement.startswith("INSERT INTO ledger") and "r1/draft/a" in repr(parameters):
                     call.leave()
 
             event.listen(Engine, "before_cursor_execute", leave)

@@ -284,6 +284,21 @@ async def test_a_settlement_the_database_refused_is_written_later(url):
         assert [row["completion_tokens"] for row in await opened.rows()] == [5]
 
 
+async def test_a_row_without_a_hold_is_written_once_and_also_later(url):
+    """What a given-up engine had computed is known: a database that fails then doesn't make nothing of it."""
+    async with storage(url) as opened:
+        faults = Faults(opened.database, 1, 1000)
+        for _ in range(2):
+            with pytest.raises(StorageFailed):
+                await opened.ledger.enter(wanted("r1/tried/a"), Settlement(Usage(10, 5), "engine_failed"))
+        faults.detach()
+        await opened.ledger.tend()
+        await opened.ledger.enter(wanted("r1/tried/a"), Settlement(Usage(99, 99), "engine_failed"))
+        assert (opened.ledger.holds_open, await opened.holds()) == (0, [])
+        found = [(row["completion_tokens"], row["cost_microusd"], row["reason"]) for row in await opened.rows()]
+        assert found == [(5, 21, "engine_failed")]
+
+
 async def test_one_request_that_can_not_be_written_ends_no_other(url):
     async with storage(url) as opened:
         nobody = wanted("bad", principal=ALICE.__class__(name=None))

@@ -144,14 +144,14 @@ class Asides:
             if hold.principal.levels and not tried.is_counted:  # before its row: a level seen first knows all rows
                 with suppress(ServeError):  # spent is spent: where a budget is used up there is nothing to refuse
                     await quota.reserve(Ask(hold.request_id, hold.principal.levels, 0, 0, 0))
-            now, taken = self.clock.now(), await ledger.reserve(hold)
-            flight.ledger = row = await ledger.settle(taken, tried.settlement)
+            now = self.clock.now()
+            flight.ledger = row = await ledger.enter(hold, tried.settlement)
             cost = row.cost_microusd
             reason, discarded = tried.settlement.reason, tried.settlement.discarded_tokens
             flight.finish_reason = reason
             flight.record(ChoiceFinished(0, reason, usage.completion_tokens, discarded))
             counts = (usage.prompt_tokens, usage.completion_tokens, cost)
-            flight.record(Settled(now, self.clock.now(), taken.hold_id, *counts, reason))
+            flight.record(Settled(now, self.clock.now(), row.hold_id, *counts, reason))
             flight.enter(State.FINISHED)
         except ServeError as error:
             flight.fail(error)
