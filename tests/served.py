@@ -109,6 +109,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def descendants(pid: int) -> set[int]:
+    """Children, theirs, and so on."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def those_left(pids: set[int]) -> set[int]:
+    """Of these processes, the ones that still run."""
+    left: set[int] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                left.add(pid)
+    return left
+
+
 @contextlib.contextmanager
 def serving(*words: str, data: Path | None = None) -> Iterator[Served]:
     """Run `hitsend serve WORDS` until the block ends; its output is shown when it doesn't come up."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from hitsend.serve.app import running
 from hitsend.serve.upstreams import build_upstreams, serve_command
 from hitsend.settings_source import load
 from hitsend.settings_upstreams import VllmSettings
+from tests.served import descendants, those_left, until
 from tests.upstream.conftest import PRICES, Gateway
 
 pytestmark = pytest.mark.slow  # processes of their own
@@ -86,6 +89,24 @@ async def test_it_is_started_and_started_again_when_it_dies_and_stopped_at_the_e
     assert not is_there(second)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_it_still_starts_leaves_nothing_behind(tmp_path, number):
+    config = tmp_path / "hitsend.toml"
+    mute = json.dumps([sys.executable, "-c", "import time; print('starts', flush=True); time.sleep(600)"])
+    config.write_text(
+        '[engine]\nmodel = "none"\n[[engines]]\nname = "v"\nkind = "vllm"\nmodels = { a = "b" }\nserve_model = "b"\n'
+        f'base_url = "http://127.0.0.1:{free_port()}"\nserve_command = {mute}\n'
+    )
+    words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--data", str(tmp_path), "--port", "0"]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        until((tmp_path / "log").read_text, lambda text: "starts" in text, 60)
+        started = descendants(process.pid)
+        process.send_signal(number)
+        assert process.wait(60) == (0 if number == signal.SIGTERM else 130)
+    assert len(started) >= 1
+    assert until(lambda: those_left(started), lambda left: not left) == set()
+
+
 async def test_what_cannot_be_started_stops_the_start(tmp_path):
     for fields, words in (
         ({"serve_command": (str(tmp_path / "none"),)}, "can't be started"),
@@ -122,6 +143,14 @@ def test_the_flag_takes_a_folder_too(tmp_path):
         assert serve_command(one)[2] == model
         tree = settings.Settings(server=settings.ServerSettings(data_dir=str(tmp_path)), engines=(one,))
         assert build_upstreams(tree, SystemClock(), lambda *_: None).engines
+
+
+def test_the_flag_takes_what_vllm_gets_besides(tmp_path):
+    words = started_by_flag("Qwen/Qwen3", 8100, "--max-model-len 4096 --override '{\"a\": 1}'")
+    (one,) = load(flags={"engine.model": "none", "engines": words}).settings.engines
+    assert serve_command(one)[-4:] == ("--max-model-len", "4096", "--override", '{"a": 1}')
+    with pytest.raises(ConfigError, match="--vllm-arguments"):
+        started_by_flag("Qwen/Qwen3", 8100, "'open")
 
 
 def test_the_flag_wants_a_model():

@@ -5,6 +5,7 @@ Next: `serve/supervisor.py`.
 """
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,6 +30,9 @@ def serve(
         Literal["embedded", "vllm"], typer.Option(help="vllm: start `vllm serve` with the model, and stand before it.")
     ] = "embedded",
     vllm_port: Annotated[int, typer.Option(help="Where that vLLM listens, on this machine.")] = 8100,
+    vllm_arguments: Annotated[
+        str, typer.Option(help='What vLLM gets besides, as one string: "--max-model-len 8192".')
+    ] = "",
     workers: Annotated[int | None, typer.Option(help="Gateway processes; default 1.")] = None,
     config: options.Config = None,
     data: options.Data = None,
@@ -40,7 +44,7 @@ def serve(
         sets,
         data=data,
         engine__model="none" if engine == "vllm" else model,
-        engines=_vllm(model, vllm_port) if engine == "vllm" else None,
+        engines=_vllm(model, vllm_port, vllm_arguments) if engine == "vllm" else None,
         engine__layout=layout,
         server__host=host,
         server__port=None if port is None else str(port),
@@ -49,7 +53,7 @@ def serve(
     run(loaded)
 
 
-def _vllm(model: str | None, port: int) -> str:
+def _vllm(model: str | None, port: int, arguments: str = "") -> str:
     """The one engine that there then is, in place of those in the settings file; what runs here is free."""
     if model is None:
         raise ConfigError("flag --engine vllm: which model? Give --model OWNER/REPO or a folder")
@@ -61,6 +65,15 @@ def _vllm(model: str | None, port: int) -> str:
         "base_url": f"http://127.0.0.1:{port}",
         "models": {alias: alias if is_folder else model},
         "serve_model": model,
+        "serve_arguments": _words(arguments),
         "prices": {"input": 0, "output": 0},
     }
     return json.dumps([one])
+
+
+def _words(arguments: str) -> list[str]:
+    """As a shell would take them apart."""
+    try:
+        return shlex.split(arguments)
+    except ValueError as error:
+        raise ConfigError(f"flag --vllm-arguments: {error}") from error

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from hitsend.serve.engine.targets import Targets
 from hitsend.serve.estimate import Rates
 from hitsend.serve.explain import DryRuns
 from hitsend.serve.flights import Flights, Traces
-from hitsend.serve.listener import announce, check_exposure, listen, server_of, url_of
+from hitsend.serve.listener import announce, check_exposure, ended_in_order, listen, server_of, url_of
 from hitsend.serve.logs import set_up_logs
 from hitsend.serve.output.reader import Markup, markup
 from hitsend.serve.outside import Outside
@@ -65,12 +65,12 @@ GC_ALLOCATIONS = 20_000
 def serve(loaded: Loaded) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError when it can't start."""
     set_up_logs(loaded.settings.log)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(loaded.settings))
 
 
 async def _serve(settings: Settings) -> None:
-    with listen(settings.server.host, settings.server.port) as listening:
+    with listen(settings.server.host, settings.server.port) as listening, ended_in_order():
         async with built(settings) as services:
             settle_down()
             check_exposure(services)

@@ -132,6 +132,18 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def ended_in_order() -> Generator[None]:
+    """SIGTERM cancels the calling task, as SIGINT does: what was started is stopped, also while it still starts."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    before = signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(task.cancel))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def url_of(listening: socket.socket) -> str:
     """Where that socket can be reached."""
     host, port = listening.getsockname()[:2]

@@ -75,7 +75,8 @@ class VllmProcess:
                 await process.wait()
         except TimeoutError:
             _log.warning("vLLM did not stop within %s s and is killed", STOP_S)
-        self._signal(process, signal.SIGKILL)
+        finally:  # also when the wait is cancelled by a second signal
+            self._signal(process, signal.SIGKILL)
         await process.wait()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
