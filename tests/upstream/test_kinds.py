@@ -47,7 +47,7 @@ def test_vllm_gets_its_extensions_under_its_names():
     assert sent["structured_outputs"] == {"grammar": "start: /a/"}
     assert sent["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert body(vllm(), output_format=OutputFormat("regex", "a+"))["structured_outputs"] == {"regex": "a+"}
-    assert "priority" not in body(vllm(), tier=2), "vLLM refuses it under its default policy"
+    assert "priority" not in body(vllm(), tier=2), "older ones refuse it under their default policy"
 
 
 def test_each_tenant_has_a_salt_that_no_other_can_have_or_guess():
@@ -190,6 +190,22 @@ async def test_usage_in_every_chunk_counts_what_a_client_that_left_had_seen(mock
         assert answer.reasons == []
         usage = answer.produced.usage
         assert (usage.prompt_tokens, usage.completion_tokens, answer.produced.is_estimate) == (11, 8, True)
+
+
+async def test_a_vllm_without_priorities_blames_the_settings_and_no_client(mock):
+    """As its older versions answer; a newer one takes the field whatever its policy is (`test_real.py`)."""
+
+    async def script(call):
+        text = "Got priority 2 but Priority scheduling is not enabled."
+        error = {"object": "error", "message": text, "type": "BadRequestError", "param": None, "code": 400}
+        await call.answer("400 Bad Request", error)
+
+    mock.script = script
+    async with engine_of(vllm(mock.url, sends_priority=True)) as engine:
+        answer = await ask(engine)
+        assert (answer.error.code, answer.error.param) == ("engine_unavailable", None)
+        assert "sends_priority = false" in answer.error.message
+        assert len(mock.calls) == 1
 
 
 async def test_a_prompt_that_vllm_finds_too_long_is_called_so(mock):

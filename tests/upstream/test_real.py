@@ -40,8 +40,8 @@ starts_vllm = pytest.mark.skipif(None in (COMMAND, MODEL), reason="HITSEND_TEST_
 
 
 @contextmanager
-def llama_server():
-    words = [sys.executable, HERE / "llama_server.py", bundled_gguf(), HERE / "thinks_and_calls.jinja", "2"]
+def llama_server(gguf=None, template=HERE / "thinks_and_calls.jinja"):
+    words = [sys.executable, HERE / "llama_server.py", gguf or bundled_gguf(), template, "2"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -51,10 +51,10 @@ def llama_server():
 
 
 @asynccontextmanager
-async def in_front_of(tmp_path, *engines, model="none"):
+async def in_front_of(tmp_path, *engines, model="none", **more):
     tree = settings.Settings(
         server=settings.ServerSettings(data_dir=str(tmp_path)),
-        engine=settings.EngineSettings(model=model, alias="here", num_slots=2, context=1024),
+        engine=settings.EngineSettings(model=model, alias="here", num_slots=2, context=1024, **more),
         record=settings.RecordSettings(text=True),
         engines=engines,
     )
@@ -165,15 +165,59 @@ async def test_its_prefix_cache_is_each_tenants_own(tmp_path):
         assert found == [False, True, False, False, True]
 
 
+STARTS = ("env", "VLLM_CPU_KVCACHE_SPACE=1", "HF_HUB_OFFLINE=1", str(COMMAND), "serve")
+SMALL = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
+
+
+async def reached(gate, url, name, number):
+    for _ in range(1200):
+        if await gauge(gate.session, url, name) == number:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{name} was never {number}")
+
+
+async def in_order_of_ending(gate, url):
+    """One runs, one of the lowest tier waits, then one of the usual tier comes: in which order they end."""
+    ended = []
+
+    async def ask(name, tokens, **fields):
+        status, body, _ = await gate.answer(model="far", max_tokens=tokens, ignore_eos=True, **fields)
+        assert status == 200, body
+        ended.append(name)
+
+    waiting = "vllm:num_requests_waiting"
+    asking = [asyncio.create_task(ask("first", 300))]
+    await reached(gate, url, "vllm:num_requests_running", 1)
+    asking.append(asyncio.create_task(ask("flex", 20, service_tier="flex")))
+    await reached(gate, url, waiting, 1)
+    asking.append(asyncio.create_task(ask("default", 20)))
+    await reached(gate, url, waiting, 2)
+    await asyncio.gather(*asking)
+    return ended
+
+
+@pytest.mark.slow
+@starts_vllm
+@pytest.mark.parametrize("policy", ["priority", "fcfs"])
+async def test_a_tier_counts_there_where_its_policy_is_priority(tmp_path, policy):
+    """Where it isn't, this version takes the field and does as if there were none."""
+    url = f"http://127.0.0.1:{free_port()}"
+    arguments = (*SMALL, "--max-num-seqs", "1", "--scheduling-policy", policy)
+    fields = {"serve_model": MODEL, "serve_command": STARTS, "serve_arguments": arguments}
+    async with in_front_of(tmp_path, vllm_at(url, sends_priority=True, **fields)) as gate:
+        ended = await in_order_of_ending(gate, url)
+    assert ended == (["first", "default", "flex"] if policy == "priority" else ["first", "flex", "default"])
+
+
 @pytest.mark.slow
 @starts_vllm
 async def test_a_real_vllm_serve_is_started_and_started_again_and_stopped(tmp_path):
-    small = ("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "2", "--enforce-eager")
     one = vllm_at(
         f"http://127.0.0.1:{free_port()}",
         serve_model=MODEL,
-        serve_command=(COMMAND, "serve"),
-        serve_arguments=small,
+        serve_command=STARTS,
+        serve_arguments=(*SMALL, "--max-num-seqs", "2"),
         metrics_poll_s=0.0,
         breaker_failures=1000,
     )

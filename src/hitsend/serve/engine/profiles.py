@@ -68,7 +68,8 @@ class Profile(msgspec.Struct, frozen=True):
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
     `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
-    frames and answers in older shapes are read too. `context_words`: in a 400, they mean that the prompt was too long.
+    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too long;
+    `priority_words`, that it runs without the policy that a request's priority needs.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Profile(msgspec.Struct, frozen=True):
     thinking_models: tuple[str, ...] = ()
     errors: dict[int, Reaction] = {}
     context_words: str | None = None
+    priority_words: str | None = None
     is_lenient: bool = False
 
 
@@ -145,6 +147,7 @@ LLAMA_SERVER = Profile(
     count_key="input_tokens",
     names_tool=False,  # an object is taken for "auto", with a line in its log
     skips_null=True,  # a stream of completions begins with one
+    context_words="too large to process",  # of a text to embed, with status 500
     bills_choices=False,  # of several choices or prompts, its usage is that of the first
     fields=_same("top_k", "min_p", "typical_p", "ignore_eos", "chat_template_kwargs", "dry_multiplier", "dry_base")
     | _same("dry_allowed_length", "dry_sequence_breakers", "xtc_probability", "xtc_threshold")
@@ -202,6 +205,7 @@ VLLM = Profile(
     },
     salt_field="cache_salt",
     context_words="maximum context length",
+    priority_words="riority scheduling is not enabled",  # V0; 0.32.0 takes the field and doesn't look at it
 )
 
 

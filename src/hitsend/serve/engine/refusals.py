@@ -118,7 +118,11 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
     if status == 429:
         text = f"The upstream {name} limits its requests (HTTP 429)."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
-    if status in (400, 404, 413, 422):
+    if profile.priority_words is not None and profile.priority_words.encode() in body:
+        why = "has no priority scheduling: start it with --scheduling-policy priority, or set sends_priority = false"
+        _log.error("the upstream %s %s", name, why)
+        return Refusal(EngineUnavailable(f"The upstream {name} {why}."), outcome="ok")
+    if status in (400, 404, 413, 422) or _names_length(body, profile):
         return Refusal(_refused(status, body, name, profile), outcome="ok")
     if status >= 500:
         text = f"The upstream {name} failed (HTTP {status})."
@@ -138,13 +142,17 @@ def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
     return (*own, *(found.errors or ()), found)
 
 
+def _names_length(body: bytes, profile: Profile) -> bool:
+    return profile.context_words is not None and profile.context_words.encode() in body
+
+
 def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeError:
     error, *_ = (*_errors(body), _ErrorIn())
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     is_too_long = not _TOO_LONG.isdisjoint(named)
-    is_too_long = is_too_long or (profile.context_words is not None and profile.context_words.encode() in body)
+    is_too_long = is_too_long or _names_length(body, profile)
     kind = ContextLengthExceeded if is_too_long else InvalidRequest
     return kind(text, param=param)
 
