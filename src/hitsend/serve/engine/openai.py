@@ -145,7 +145,7 @@ class OpenAIEngine:
         self.shed((), 1)
         self.retries.pay_in()
         body = embeddings_body(self.settings.embedding_models[model], inputs, dimensions)
-        return UpstreamEmbedding(self, body, len(inputs), estimated=estimated)
+        return UpstreamEmbedding(self, body, len(inputs), dimensions, estimated=estimated)
 
     @property
     def neurons_limit_micro(self) -> int | None:

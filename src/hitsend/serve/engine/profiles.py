@@ -68,8 +68,8 @@ class Profile(msgspec.Struct, frozen=True):
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
     `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
-    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too long;
-    `priority_words`, that it runs without the policy that a request's priority needs.
+    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
+    long; `priority_words`, that it runs without the policy that a request's priority needs.
     """
 
     name: str

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from hitsend.core.errors import EngineFailed, EngineTimeout, ServeError
+from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, InvalidRequest, ServeError
 from hitsend.core.events import Answered, Sent
 from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
@@ -41,12 +41,16 @@ class _AnswerIn(msgspec.Struct, frozen=True):
 
 
 class UpstreamEmbedding:
-    """Await `vectors`, then look at `produced`. `estimated`: tokens, where the upstream doesn't say."""
+    """Await `vectors`, then look at `produced`. `estimated`: tokens, where the upstream doesn't say. `dimensions` need
+    not be known there: what is longer is cut here, as the embedded engine does it."""
 
-    def __init__(self, engine: "OpenAIEngine", body: bytes, num_inputs: int, *, estimated: int) -> None:
+    def __init__(
+        self, engine: "OpenAIEngine", body: bytes, num_inputs: int, dimensions: int | None, *, estimated: int
+    ) -> None:
         self._engine = engine
         self._body = body
         self._num_inputs = num_inputs
+        self._dimensions = dimensions
         self._estimated = estimated
         self._replica = engine.replicas.choose()
         self._ticket = self._replica.enter()
@@ -86,26 +90,41 @@ class UpstreamEmbedding:
             wall = self._engine.clock.wall()
             refusal = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True)
             if refusal is not None:
+                if isinstance(refusal.error, ContextLengthExceeded):
+                    refusal.error.param = "input"
                 return (), status, refusal
             body = await answer.read_whole(MAX_VECTORS_BYTES)
             return self._read(body or b""), status, None
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and status is None
             return (), status, Refusal(broken(failure, name), may_repeat=is_unanswered)
+        except InvalidRequest as error:
+            return (), status, Refusal(error, outcome="ok")
         except (msgspec.DecodeError, ValueError, binascii.Error, struct.error, OverflowError):
             return (), status, Refusal(EngineFailed(f"The upstream {name} sent what is no list of embeddings."))
 
     def _read(self, body: bytes) -> tuple[bytes, ...]:
         answer = msgspec.json.decode(body, type=_AnswerIn)
-        rows: dict[int, bytes] = {}
+        if answer.usage is not None and answer.usage.prompt_tokens >= 0:
+            self._usage = Usage(answer.usage.prompt_tokens)
+        rows: dict[int, list[float]] = {}
         for number, row in enumerate(answer.data):
-            rows[number if row.index is None else row.index] = _packed(row.embedding)
+            rows[number if row.index is None else row.index] = _unpacked(row.embedding)
         sizes = {len(row) for row in rows.values()}
         if set(rows) != set(range(self._num_inputs)) or len(sizes) != 1:
             raise ValueError
-        if answer.usage is not None and answer.usage.prompt_tokens >= 0:
-            self._usage = Usage(answer.usage.prompt_tokens)
-        return tuple(rows[number] for number in range(self._num_inputs))
+        return tuple(_packed(self._cut(rows[number])) for number in range(self._num_inputs))
+
+    def _cut(self, vector: list[float]) -> list[float]:
+        """To the dimensions that were asked for, and back to length 1."""
+        wanted = self._dimensions
+        if wanted is None or wanted == len(vector):
+            return vector
+        if wanted > len(vector):
+            text = f"dimensions: {wanted} asked, but the vectors of the upstream {self._engine.name} have {len(vector)}"
+            raise InvalidRequest(text, param="dimensions")
+        length = math.hypot(*vector[:wanted]) or 1.0
+        return [value / length for value in vector[:wanted]]
 
     def _end(self, outcome: Outcome) -> None:
         if not self._is_over:
@@ -143,11 +162,16 @@ def embeddings_body(model: str, inputs: tuple[str | tuple[int, ...], ...], dimen
     return msgspec.json.encode(body)
 
 
-def _packed(vector: list[float] | str) -> bytes:
+def _unpacked(vector: list[float] | str) -> list[float]:
     """Raises ValueError, binascii.Error, struct.error, OverflowError."""
     if isinstance(vector, str):
         packed = base64.b64decode(vector, validate=True)
         vector = list(struct.unpack(f"<{len(packed) // 4}f", packed))
     if not vector or not all(map(math.isfinite, vector)):
         raise ValueError
+    return vector
+
+
+def _packed(vector: list[float]) -> bytes:
+    """Raises OverflowError."""
     return struct.pack(f"<{len(vector)}f", *vector)
