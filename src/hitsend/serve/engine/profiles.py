@@ -67,6 +67,7 @@ class Profile(msgspec.Struct, frozen=True):
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
+    `cuts_vectors`: it knows `dimensions`; else they are cut here.
     `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
     frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
     long; `priority_words`, that it runs without the policy that a request's priority needs.
@@ -77,6 +78,7 @@ class Profile(msgspec.Struct, frozen=True):
     chat_path: str = "chat/completions"
     completions_path: str | None = None
     embeddings_path: str = "embeddings"
+    cuts_vectors: bool = True
     models_path: str = "models"
     models_key: str = "id"
     max_tokens_field: str = "max_tokens"
@@ -147,6 +149,7 @@ LLAMA_SERVER = Profile(
     count_key="input_tokens",
     names_tool=False,  # an object is taken for "auto", with a line in its log
     skips_null=True,  # a stream of completions begins with one
+    cuts_vectors=False,
     context_words="too large to process",  # of a text to embed, with status 500
     bills_choices=False,  # of several choices or prompts, its usage is that of the first
     fields=_same("top_k", "min_p", "typical_p", "ignore_eos", "chat_template_kwargs", "dry_multiplier", "dry_base")
@@ -190,6 +193,7 @@ VLLM = Profile(
     chat_path="/v1/chat/completions",
     completions_path="/v1/completions",
     embeddings_path="/v1/embeddings",
+    cuts_vectors=False,  # it refuses that for models whose config doesn't speak of it
     models_path="/v1/models",
     # vLLM's grammar backends read Lark and EBNF under one name
     fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},
