@@ -168,7 +168,7 @@ def _state(keys: Keys, kind: str) -> StateLayer:
             groups=keys.number("n_groups", "mamba_n_groups"),
             key_dim=keys.number("ssm_state_size", "mamba_d_state"),
             value_heads=keys.number("mamba_num_heads", "mamba_n_heads"),
-            value_dim=keys.number("mamba_head_dim", "mamba_d_head"),
+            value_dim=_mamba_head(keys),
             dtype=dtype,
         )
     linear = keys.find("linear_attn_config")
@@ -186,6 +186,18 @@ def _state(keys: Keys, kind: str) -> StateLayer:
         value_dim=keys.number("linear_value_head_dim"),
         dtype=dtype,
     )
+
+
+def _mamba_head(keys: Keys) -> int:
+    """Bamba's and Granite's modelling code reads "auto", its default, as expand * hidden / heads."""
+    told = keys.find("mamba_head_dim", "mamba_d_head")
+    if told != "auto" and (told is not None or keys.find("mamba_expand") is None):
+        return keys.number("mamba_head_dim", "mamba_d_head")
+    inner = keys.maybe("mamba_expand", default=2) * keys.number("hidden_size")
+    heads = keys.number("mamba_num_heads", "mamba_n_heads")
+    if inner % heads:
+        raise ConfigError(f"{keys.source}: mamba_d_head is {told!r}, and {inner} / {heads} is no whole number")
+    return inner // heads
 
 
 def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
