@@ -59,7 +59,7 @@ class _LoadTest(msgspec.Struct, frozen=True):
 
 
 class _Bench(msgspec.Struct, frozen=True):
-    """vLLM's own names (`vllm bench serve --save-result`)."""
+    """vLLM's own names (`vllm bench serve --save-result`, its `benchmarks/serve.py`); SGLang's are the same."""
 
     mean_tpot_ms: _Above
     mean_ttft_ms: _Above
@@ -68,30 +68,64 @@ class _Bench(msgspec.Struct, frozen=True):
     total_output_tokens: _Above
     duration: _Above | None = None
     max_concurrency: _Above | None = None
+    request_rate: float | str | None = None
 
+
+_NEEDED = ("completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
+_BENCHMARK = {*_NEEDED, "request_throughput", "total_token_throughput", "num_prompts"}
 
 T = TypeVar("T")
 
 
 def read_points(path: Path) -> list[Point]:
-    """Raises ConfigError where it is neither document, or nothing in it was measured."""
+    """Raises ConfigError where it is neither document, lacks a key, or nothing in it was measured."""
     try:
-        told = msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
     except OSError as failure:
         raise ConfigError(f"can't read {path}: {failure.strerror}") from None
+    documents = _documents(content, path)
+    found = [point for told in documents for point in _points(told, path)]
+    if not found:
+        raise ConfigError(f"--calibrate {path}: there is nothing in it")
+    return found
+
+
+def _documents(content: bytes, path: Path) -> list[Any]:
+    """One document, or one per line: what a benchmark appends (`--append-result`)."""
+    try:
+        return [msgspec.json.decode(content)]
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+        wrong = ConfigError(f"{path} is not JSON: {error}")
+    try:
+        return [msgspec.json.decode(line) for line in content.splitlines() if line.strip()]
+    except msgspec.DecodeError:
+        raise wrong from None
+
+
+def _points(told: Any, path: Path) -> list[Point]:
     if isinstance(told, dict) and told.get("kind") == "hitsend.load":
         # the first target's
         levels = next((target.levels for target in _typed(told, _LoadTest, path).targets), ())
         found = [point for level in levels if (point := _of_level(level)) is not None]
-    elif isinstance(told, dict) and "mean_tpot_ms" in told:
-        found = [_of_bench(_typed(told, _Bench, path), path)]
-    else:
-        raise ConfigError(f"--calibrate {path}: needed is a `hitsend load --json` document or a vLLM benchmark's JSON")
-    if not found:
-        raise ConfigError(f"--calibrate {path}: no level in it has a time per token")
-    return found
+        if not found:
+            raise ConfigError(f"--calibrate {path}: {_lacking(levels)}")
+        return found
+    if isinstance(told, dict) and _BENCHMARK & told.keys():
+        missing = [key for key in _NEEDED if told.get(key) is None]
+        if missing:
+            hint = "; --percentile-metrics must name ttft and tpot" if missing[0].endswith("_ms") else ""
+            raise ConfigError(f"--calibrate {path}: the key {missing[0]!r} is missing, a benchmark's JSON has it{hint}")
+        return [_of_bench(_typed(told, _Bench, path), path)]
+    raise ConfigError(f"--calibrate {path}: needed is a `hitsend load --json` document or a vLLM benchmark's JSON")
+
+
+def _lacking(levels: Sequence[_Level]) -> str:
+    if not any(level.tpot_ms for level in levels):
+        return "no level in it has a time per token (tpot_ms)"
+    for key in ("input_tokens_mean", "output_tokens_mean"):
+        if not any(getattr(level, key) is not None for level in levels):
+            return f"no level in it has {key}"
+    return "no level in it has in_flight_mean or concurrency beside tpot_ms, input_tokens_mean and output_tokens_mean"
 
 
 def _typed(told: Any, kind: type[T], path: Path) -> T:
@@ -130,7 +164,8 @@ def _of_bench(told: _Bench, path: Path) -> Point:
         input=max(1.0, told.total_input_tokens / told.completed),
         output=max(1.0, output),
         cached=0.0,
-        ttft_ms=told.mean_ttft_ms,
+        # all prompts at once: what a first token waited for was the queue
+        ttft_ms=None if told.max_concurrency is None and told.request_rate == "inf" else told.mean_ttft_ms,
         tpot_ms=told.mean_tpot_ms,
     )
 
