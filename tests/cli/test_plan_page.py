@@ -99,6 +99,9 @@ def test_every_flag_is_a_field_but_those_that_lead_to_files_or_the_ledger():
         ("train", {"params": "7B", "mfu": "nan"}, "mfu", "number"),
         ("fleet", ASKED["fleet"] | {"requests": "4001"}, "requests", "limit 4000"),
         ("fleet", ASKED["fleet"] | {"requests": "1"}, "requests", "at least 20"),
+        ("fleet", ASKED["fleet"] | {"timing": "/etc/hostname"}, "timing", "reads no files"),
+        ("fleet", ASKED["fleet"] | {"timing": "timing.json"}, "timing", "reads no files"),
+        ("fleet", ASKED["fleet"] | {"timing": ["/etc/hostname"]}, "timing", "reads no files"),
         ("elsewhere", {}, "plan", "none of memory"),
     ],
 )

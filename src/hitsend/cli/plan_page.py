@@ -171,6 +171,8 @@ def _given(question: Question) -> dict[str, Any]:
         asked["model"] = PASTED
     elif not _is_name(asked.get("model")):
         raise ConfigError("--model: a known name, or a pasted config.json; this page reads no files")
+    if "," not in str(asked.get("timing", ",")):
+        raise ConfigError("--timing: STEP,PREFILL,DECODE in ms; this page reads no files")
     given: dict[str, Any] = {} if question.config is None else {"facts": _pasted(question.config)}
     for name, value in asked.items():
         if name not in known:
