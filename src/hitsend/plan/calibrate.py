@@ -1,9 +1,9 @@
 """Constants moved towards what one's own system did: `--calibrate FILE`.
 
 Enters: a `hitsend load --json` document, or the JSON of vLLM's benchmark. Leaves: factors for the terms of a plan.
-Always true: a term moves by its share of the squared time, so what dominates the measured load explains it and the
-rest stays as it was; no term falls below a fifth; what is left holds near the measured load only; measured points
-where requests queued don't count. Next: `compare.py`.
+Always true: a step's term moves by its share of the squared time, so what dominates the measured load explains it and
+the rest stays as it was; no term falls below a fifth; what is left holds near the measured load only, and so does the
+whole error of a first token (`transfer.py`); measured points where requests queued don't count. Next: `compare.py`.
 """
 
 import re
@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.speed import Factors, Near, SpeedPlan, SpeedQuestion, plan_speed
+from hitsend.plan.speed import SpeedPlan, SpeedQuestion, plan_speed
+from hitsend.plan.transfer import Factors, Near
 
 LEAST_FACTOR = 0.2
 SWEEPS = 3
@@ -189,21 +190,18 @@ def moved(
 def factors_of(question: SpeedQuestion, points: Sequence[Point]) -> Factors:
     """The system of the question under each measured load. Raises ConfigError as a plan does."""
     tpot: dict[str, float] = {}
-    ttft: dict[str, float] = {}
     plans = [(_plan_of(question, point), point) for point in points]
     for _ in range(SWEEPS if len(plans) > 1 else 1):
         for plan, point in plans:
             tpot = moved(plan.terms, tpot, point.tpot_ms * plan.expected_per_pass, noise=plan.constants.tpot_noise)
-            if point.ttft_ms is not None and not plan.queues:
-                ttft = moved(plan.ttft_terms, ttft, point.ttft_ms, noise=plan.constants.ttft_noise)
-    found = Factors(tpot=tpot, ttft=ttft)
+    found = Factors(tpot=tpot)
     return msgspec.structs.replace(found, near=tuple(_left(plan, point, found) for plan, point in plans))
 
 
 def _left(plan: SpeedPlan, point: Point, factors: Factors) -> Near:
-    """What the moved terms leave unexplained of one load."""
+    """What the moved terms leave unexplained of one load's steps, and the plan of its first tokens."""
     again = plan_speed(plan.question, factors)
-    ttft = None if point.ttft_ms is None or again.ttft_ms is None else point.ttft_ms / again.ttft_ms.value
+    ttft = None if point.ttft_ms is None or plan.ttft_ms is None else point.ttft_ms / plan.ttft_ms.value
     return Near(
         batch=plan.question.batch,
         input=plan.question.input,
