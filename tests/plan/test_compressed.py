@@ -9,6 +9,8 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.config import checkpoint_of
 from hitsend.plan.explain import document
 from hitsend.plan.memory import MemoryQuestion, plan_memory
+from hitsend.plan.roofline import attention_flops
+from hitsend.plan.sizes import latent_row_bytes
 from tests.plan.asked import FACTS, ask, known
 
 V4 = next(model.config for model in FACTS.models if model.name.endswith("V4-Flash"))
@@ -73,6 +75,18 @@ def test_what_a_token_costs_where_tokens_are_compressed():
     windows = 43 * 128 * 584
     sums = 21 * 8 * 2 * 2 * (512 + 128) * 4 + 20 * 128 * 2 * 512 * 4
     assert plan.stage.window_bytes == windows + sums
+
+
+def test_compressed_tokens_are_read_once_for_several():
+    model = known("DeepSeek-V4-Flash")
+    prompt = 2**20
+    width = 64 * 1024
+    reach = prompt / 2
+    read = 2 * 128 + 21 * (reach / 4 + 128) + 20 * (reach / 128 + 128)
+    assert attention_flops(model, prompt) == pytest.approx(2 * prompt * read * width)
+    # a prompt shorter than the window is read as it is
+    assert attention_flops(model, 64) == pytest.approx(2 * 64 * 32 * 43 * width)
+    assert latent_row_bytes(model.layers[2].kv, "auto") == 584
 
 
 def test_a_longer_sequence_or_a_bigger_batch_never_takes_less():

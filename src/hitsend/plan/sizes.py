@@ -68,9 +68,11 @@ def kv_bytes_per_token(layer: Layer, kv_dtype: str, ranks: Ranks, *, is_uncompre
 
 
 def latent_row_bytes(kv: KvLayer, kv_dtype: str) -> Fraction:
-    """One latent vector with its position, packed or element by element."""
+    """One latent vector with its position, packed or element by element; DeepSeek-V4's is always packed."""
+    if kv.beside_window:
+        return Fraction(DEEPSEEK_V4_ROW_BYTES)
     if kv_dtype.casefold() == "fp8_ds_mla":
-        return Fraction(DEEPSEEK_V4_ROW_BYTES if kv.beside_window else FP8_DS_MLA_BYTES)
+        return Fraction(FP8_DS_MLA_BYTES)
     return ((kv.latent_dim or 0) + kv.rope_dim) * kv_bytes(kv_dtype)
 
 
