@@ -79,6 +79,19 @@ def test_layers_that_share_keys_and_values_keep_nothing():
     assert crossed == [False, True] * 32
 
 
+def test_query_heads_that_differ_from_layer_to_layer():
+    # Laguna S 2.1: 118 B in all, 8 B of them active (model card)
+    laguna = known("Laguna-S-2.1")
+    assert laguna.params.total / 1e9 == pytest.approx(117.6, abs=0.1)
+    assert laguna.params.active / 1e9 == pytest.approx(8.1, abs=0.1)
+    assert {layer.kv.heads for layer in laguna.layers} == {48, 72}
+    assert ask("Laguna-S-2.1", tp=8, max_model_len=8192).stage.kv_bytes_per_token == 12 * 2 * 128 * 2
+    with pytest.raises(ConfigError, match="--tp is 16, which doesn't divide the model's 72 attention heads"):
+        ask("Laguna-S-2.1", tp=16, max_model_len=8192)
+    with pytest.raises(ConfigError, match="num_attention_heads_per_layer has no number above 0 for layer 2"):
+        checkpoint_of(PLAIN | {"num_attention_heads_per_layer": [8, 8]}, "config.json")
+
+
 def test_a_recurrent_head_that_the_config_leaves_to_the_code():
     told, left = (BAMBA | {"mamba_d_head": value} for value in (64, None))
     assert checkpoint_of(told, "c").layers == checkpoint_of(left, "c").layers == checkpoint_of(BAMBA, "c").layers

@@ -116,7 +116,7 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
         return _latent(keys)
     if family.is_compressed:
         return compressed.layer_of(keys, index)
-    heads = keys.number("num_attention_heads", "n_head")
+    heads = _heads(keys, index)
     is_global = kind == "full_attention"
     kv_heads = keys.maybe("num_global_key_value_heads") if is_global else 0
     kv_heads = (
@@ -140,6 +140,17 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
     window = keys.number("sliding_window") if kind == "sliding_attention" else None
     chunk = keys.maybe("attention_chunk_size", default=8192) if kind == "chunked_attention" else None
     return KvLayer(kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk)
+
+
+def _heads(keys: Keys, index: int) -> int:
+    """A layer's own number of query heads where the config lists them (Laguna)."""
+    heads = keys.number("num_attention_heads", "n_head")
+    told = keys.whole_numbers("num_attention_heads_per_layer")
+    if not told:
+        return heads
+    if index >= len(told) or not told[index]:
+        raise ConfigError(f"{keys.source}: num_attention_heads_per_layer has no number above 0 for layer {index}")
+    return told[index]
 
 
 def _latent(keys: Keys) -> KvLayer:
@@ -209,6 +220,8 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
     biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
     biases += kv.heads if family.has_sinks else 0
+    # a gate for each head is one more small projection
+    biases += hidden * kv.heads if keys.find("gating") == "per-head" else 0
     has_qk_norm = family.has_qk_norm or keys.flag("use_qk_norm")
     return matrices.grouped_attention(
         hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=has_qk_norm, biases=biases

@@ -110,6 +110,7 @@ FAMILIES: dict[str, Family] = {
         is_tied_by_default=True,
     ),
     "minimax_m2": Family(),
+    "laguna": Family(has_qk_norm=True),
     "glm4_moe": Family(has_qkv_bias=True),
     "llama4": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "llama4_text": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),

@@ -194,8 +194,9 @@ def _check(question: MemoryQuestion) -> None:
     params = question.checkpoint.params
     if question.ranks.ep and (params is None or not params.routed_experts):
         raise ConfigError(f"--ep: {question.checkpoint.name} has no experts that could be divided")
-    heads = next((layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None), 0)
-    if heads and heads % question.ranks.tp and not is_llama(question.engine):
+    counts = {layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None}
+    heads = next((count for count in sorted(counts) if count % question.ranks.tp), None)
+    if heads is not None and not is_llama(question.engine):
         raise ConfigError(f"--tp is {question.ranks.tp}, which doesn't divide the model's {heads} attention heads")
 
 
