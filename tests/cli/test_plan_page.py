@@ -64,6 +64,60 @@ def test_a_pasted_config_is_planned_like_its_file(tmp_path):
     assert "error" in answered(Question("cost", ASKED["cost"], {}))
 
 
+BENCH = {
+    "completed": 100, "total_input_tokens": 102_400, "total_output_tokens": 102_400, "mean_ttft_ms": 260.0,
+    "mean_tpot_ms": 19.0, "duration": 60.0, "max_concurrency": 16,
+}  # fmt: skip
+TRACE = [{"at_s": at / 3, "input_tokens": 40, "output_tokens": 4} for at in range(12)]
+OWN = {"gpus": [{"name": "Ours", "source": "here", "as_of": "2026-11-01", "memory_bytes": 10**11}
+                | {"bandwidth_bytes_per_s": 10**12, "bf16_flops": 10**14}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("measured", [BENCH, [BENCH, BENCH | {"max_concurrency": 64}]])
+def test_a_pasted_measurement_calibrates_like_its_file(tmp_path, measured):
+    found = answered(Question("speed", ASKED["speed"], calibrate=measured))
+    file = tmp_path / "calibrate.json"
+    lines = measured if isinstance(measured, list) else [measured]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    command = shlex.split(found["command"])
+    assert command[3:5] == ["--calibrate", "./calibrate.json"]
+    told = json.loads(in_a_terminal([*command[2:4], str(file), *command[5:], "--json"]))
+    assert told == json.loads(msgspec.json.encode(found["document"]))
+    assert told["calibration"]["tpot_width_after"] < told["calibration"]["tpot_width_before"]
+
+
+def test_a_pasted_trace_and_facts_are_taken_like_their_files():
+    found = answered(Question("fleet", ASKED["fleet"], trace=TRACE))
+    assert "--trace ./trace.jsonl" in found["command"]
+    assert "12 requests in the run at the limit, 1 draws" in found["text"]
+    ours = answered(Question("memory", {"model": "Qwen3-8B", "gpu": "Ours"}, facts=OWN))
+    assert ours["document"]["kv_pool_bytes"] < 10**11
+    config = dict(next(one for one in shipped_facts().models if one.name.endswith("Qwen3-8B")).config)
+    both = answered(Question("memory", {"gpu": "Ours"}, config, facts=OWN))
+    assert both["document"]["kv_pool_bytes"] == ours["document"]["kv_pool_bytes"]
+    assert both["command"] == "hitsend plan memory --model ./config.json --facts ./facts.json --gpu Ours"
+
+
+@pytest.mark.parametrize(
+    ("question", "param", "said"),
+    [
+        (Question("speed", ASKED["speed"], calibrate={}), "calibrate", "--calibrate pasted calibrate: needed is"),
+        (Question("speed", ASKED["speed"], calibrate=BENCH | {"completed": None}), "calibrate", "key 'completed'"),
+        (Question("memory", ASKED["memory"], calibrate=BENCH), "calibrate", "has no --calibrate"),
+        (Question("cost", ASKED["cost"], trace=TRACE), "trace", "has no --trace"),
+        (Question("fleet", ASKED["fleet"], trace=TRACE[:1]), "trace", "two requests"),
+        (Question("fleet", ASKED["fleet"], trace=[{"at_s": 1}]), "trace", "pasted trace, line 1"),
+        (Question("memory", ASKED["memory"], facts={"gpus": [{}]}), "facts", "pasted facts: "),
+        (Question("memory", {"gpu": "H100"}, {"model_type": "x"}, facts={"models": 3}), "facts", "a list"),
+    ],
+)
+def test_what_is_wrong_with_what_was_pasted_is_said(question, param, said):
+    found = answered(question)
+    assert said in found["error"]
+    assert "/proc/" not in found["error"]
+    assert found["param"] == param
+
+
 def test_every_flag_is_a_field_but_those_that_lead_to_files_or_the_ledger():
     flags = {
         name: {option.partition("/")[0].removeprefix("--") for one in command.params for option in one.opts[:1]}
@@ -89,8 +143,8 @@ def test_every_flag_is_a_field_but_those_that_lead_to_files_or_the_ledger():
         ("memory", {"model": "a/../../b"}, "model", "reads no files"),
         ("memory", {"model": "config.json"}, "model", "no such file"),
         ("memory", {"model": "nobody's"}, "model", "no model of that name"),
-        ("memory", {"model": "Qwen3-8B", "facts": "/etc/passwd"}, None, "no such field"),
-        ("speed", {"model": "Qwen3-8B", "gpu": "H100", "calibrate": "x.json"}, None, "no such field"),
+        ("memory", {"model": "Qwen3-8B", "facts": "/etc/passwd"}, "facts", "no such field"),
+        ("speed", {"model": "Qwen3-8B", "gpu": "H100", "calibrate": "x.json"}, "calibrate", "no such field"),
         ("cost", {"price": "0.45/3.20", "from-ledger": "true"}, None, "no such field"),
         ("cost", {"price": "0.45/3.20"}, "requests", "are needed"),
         ("cost", {}, "price", "is needed"),
@@ -99,6 +153,9 @@ def test_every_flag_is_a_field_but_those_that_lead_to_files_or_the_ledger():
         ("train", {"params": "7B", "mfu": "nan"}, "mfu", "number"),
         ("fleet", ASKED["fleet"] | {"requests": "4001"}, "requests", "limit 4000"),
         ("fleet", ASKED["fleet"] | {"requests": "1"}, "requests", "at least 20"),
+        ("fleet", ASKED["fleet"] | {"timing": "/etc/hostname"}, "timing", "reads no files"),
+        ("fleet", ASKED["fleet"] | {"timing": "timing.json"}, "timing", "reads no files"),
+        ("fleet", ASKED["fleet"] | {"timing": ["/etc/hostname"]}, "timing", "reads no files"),
         ("elsewhere", {}, "plan", "none of memory"),
     ],
 )
@@ -131,8 +188,11 @@ async def test_the_route_answers_whoever_has_a_key_and_refuses_by_field():
     for refused, param in (({"plan": "sh"}, "plan"), ({"plan": "cost", "file": "x"}, "file"), ({}, "plan")):
         answer = await edge.ask("/inspect/plan", refused, BEARER)
         assert (answer.status, answer.error["param"]) == (400, param)
-    large = {"plan": "memory", "config": {"x": "y" * MAX_BYTES}}
-    assert (await edge.ask("/inspect/plan", large, BEARER)).status == 413
+    for name, content in (("config", {}), ("calibrate", {}), ("facts", {}), ("trace", [])):
+        large = {"plan": "memory", name: content or {"x": "y" * MAX_BYTES}}
+        assert (await edge.ask("/inspect/plan", large, BEARER)).status == 413
+    path = await edge.ask("/inspect/plan", {"plan": "speed", "calibrate": "/etc/passwd"}, BEARER)
+    assert (path.status, path.error["param"]) == (400, "calibrate")
 
 
 async def test_one_long_plan_at_a_time_and_none_for_somebody_who_left():

@@ -239,6 +239,20 @@ async def test_a_plan_is_asked_by_keyboard_and_its_address_can_be_given_away(ser
     await page.run(f"document.querySelector('#plan-config').value = {json.dumps(json.dumps(config))}")
     await page.run("document.querySelector('#plan-form button').click()")
     await page.until("document.querySelector('#plan-text').textContent.startsWith('pasted on vllm')")
+    assert await page.run("document.querySelector('[data-pasted=calibrate]').hidden")
+    await go(page, "#/plan/speed?gpu=H100&model=Qwen3-8B&batch=16", "!document.querySelector('#plan-answer').hidden")
+    bench = dict.fromkeys(("completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms"), 100)
+    for measured, shown in (
+        (bench, "document.querySelector('#plan-calibrate').ariaInvalid === 'true'"),
+        (
+            bench | {"mean_tpot_ms": 9, "duration": 9},
+            "document.querySelector('#plan-text').textContent.includes('calibration: ')",
+        ),
+    ):
+        await page.run("document.querySelector('#plan-config').value = ''")
+        await page.run(f"document.querySelector('#plan-calibrate').value = {json.dumps(json.dumps(measured))}")
+        await page.run("document.querySelector('#plan-form button').click()")
+        await page.until(shown)
 
 
 def made_key(folder, name):

@@ -17,6 +17,7 @@ from hitsend.load.report import Slo
 from hitsend.load.rows import COLUMNS, write_rows
 from hitsend.load.run import run
 from hitsend.load.target import Target
+from hitsend.plan.calibrate import read_points
 from tests.inspect.chromium import Chromium, find
 from tests.load.scripted import Quiet, fail_midway, scripted
 from tests.load.test_run import plan
@@ -46,6 +47,13 @@ async def test_one_document_on_stdout_and_the_files_that_were_asked_for(tmp_path
     assert [row["output_tokens"] for row in rows] == ["4"] * 10
     assert "</html>" in (tmp_path / "page.html").read_text("utf-8")
     assert "Traceback" not in err.decode()
+    # and `hitsend plan speed --calibrate` takes it
+    for level in found["targets"][0]["levels"]:
+        # a scripted answer may come in one piece, with no time between its tokens
+        level["tpot_ms"]["p50"], level["ttft_ms"]["p50"], level["is_growing"] = 3.5, 20.5, False
+    (tmp_path / "load.json").write_text(json.dumps(found))
+    points = read_points(tmp_path / "load.json")
+    assert [(point.output, point.tpot_ms, point.ttft_ms) for point in points] == [(4, 3.5, 20.5)] * 2
 
 
 async def test_an_interruption_shows_what_was_measured_so_far():

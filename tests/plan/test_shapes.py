@@ -30,16 +30,19 @@ GEMMA_4_E2B = {
     "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20,
     "use_double_wide_mlp": True, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
 }  # fmt: skip
+# shapes as its training's command line, its modelling code's defaults (transformers) and its model card have them
 BAMBA = {
     "model_type": "bamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 128_256, "intermediate_size": 14_336, "mamba_d_conv": 4,
-    "mamba_d_state": 128, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1,
+    "mamba_d_state": 128, "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_expand": 2, "mamba_n_groups": 1,
     "attn_layer_indices": [9, 18, 27], "tie_word_embeddings": False, "max_position_embeddings": 262_144,
 }  # fmt: skip
+# as an accelerator vendor's tests of the model have it; arXiv 2411.02265 rounds the vocabulary to 128 K
 HUNYUAN = {
     "model_type": "hunyuan", "num_hidden_layers": 64, "hidden_size": 6400, "num_attention_heads": 80,
-    "num_key_value_heads": 8, "vocab_size": 128_512, "intermediate_size": 18_304, "num_experts": 16, "moe_topk": 1,
+    "num_key_value_heads": 8, "vocab_size": 129_024, "intermediate_size": 18_304, "num_experts": 16, "moe_topk": 1,
     "num_shared_expert": 1, "use_cla": True, "cla_share_factor": 2, "max_position_embeddings": 131_072,
+    "use_qk_norm": True, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
@@ -74,6 +77,31 @@ def test_layers_that_share_keys_and_values_keep_nothing():
     assert keeps == [True] * 20 + [False] * 15
     crossed = [layer.shares_kv for layer in checkpoint_of(HUNYUAN, "c").layers]
     assert crossed == [False, True] * 32
+
+
+def test_query_heads_that_differ_from_layer_to_layer():
+    # Laguna S 2.1: 118 B in all, 8 B of them active (model card)
+    laguna = known("Laguna-S-2.1")
+    assert laguna.params.total / 1e9 == pytest.approx(117.6, abs=0.1)
+    assert laguna.params.active / 1e9 == pytest.approx(8.1, abs=0.1)
+    assert {layer.kv.heads for layer in laguna.layers} == {48, 72}
+    assert ask("Laguna-S-2.1", tp=8, max_model_len=8192).stage.kv_bytes_per_token == 12 * 2 * 128 * 2
+    with pytest.raises(ConfigError, match="--tp is 16, which doesn't divide the model's 72 attention heads"):
+        ask("Laguna-S-2.1", tp=16, max_model_len=8192)
+    with pytest.raises(ConfigError, match="num_attention_heads_per_layer has no number above 0 for layer 2"):
+        checkpoint_of(PLAIN | {"num_attention_heads_per_layer": [8, 8]}, "config.json")
+
+
+def test_a_recurrent_head_that_the_config_leaves_to_the_code():
+    told, left = (BAMBA | {"mamba_d_head": value} for value in (64, None))
+    assert checkpoint_of(told, "c").layers == checkpoint_of(left, "c").layers == checkpoint_of(BAMBA, "c").layers
+    with pytest.raises(ConfigError, match="mamba_d_head is 'auto', and 8192 / 100 is no whole number"):
+        checkpoint_of(BAMBA | {"mamba_n_heads": 100}, "c")
+    with pytest.raises(ConfigError, match="mamba_head_dim is 'wide'"):
+        checkpoint_of(BAMBA | {"mamba_d_head": "wide"}, "c")
+    without = {key: value for key, value in BAMBA.items() if key not in {"mamba_d_head", "mamba_expand"}}
+    with pytest.raises(ConfigError, match="'mamba_head_dim' is missing"):
+        checkpoint_of(without, "c")
 
 
 def test_a_table_that_is_only_looked_up_is_held_and_not_multiplied():

@@ -232,6 +232,10 @@ def test_without_shapes_nothing_is_guessed():
     assert math.isfinite(plan_speed(ask("Llama-3.1-8B")).tpot_ms.high)
 
 
+def _load(**level):
+    return {"kind": "hitsend.load", "targets": [{"levels": [level]}]}
+
+
 BENCH = {
     "mean_tpot_ms": 11.9, "mean_ttft_ms": 310.2, "completed": 200, "total_input_tokens": 204_800,
     "total_output_tokens": 51_200, "duration": 41.2, "max_concurrency": 32, "request_rate": "inf",
@@ -249,6 +253,16 @@ BENCH = {
         ({"kind": "hitsend.load", "targets": 3}, "at `$.targets`, it is 3"),
         ({"kind": "hitsend.load", "targets": [{"levels": [{"tpot_ms": 5}]}]}, "at `$.targets[0].levels[0].tpot_ms`"),
         ({"kind": "hitsend.load", "targets": []}, "no level in it has a time per token"),
+        *[
+            ({name: value for name, value in BENCH.items() if name != key}, f"the key '{key}' is missing")
+            for key in ("mean_tpot_ms", "mean_ttft_ms", "completed", "total_input_tokens", "total_output_tokens")
+        ],
+        ({"request_throughput": 4.8}, "the key 'completed' is missing"),
+        (_load(tpot_ms={"p50": 12.0}), "no level in it has input_tokens_mean"),
+        (_load(tpot_ms={"p50": 12.0}, input_tokens_mean=9.0), "no level in it has output_tokens_mean"),
+        (_load(tpot_ms={"p50": 12.0}, input_tokens_mean=9.0, output_tokens_mean=9.0), "in_flight_mean or concurrency"),
+        (_load(tpot_ms={"mean": 12.0}), "missing required field `p50`"),
+        ([1], "needed is a `hitsend load --json` document"),
     ],
 )
 def test_a_calibration_that_can_t_be_one_is_named(tmp_path, document, said):
@@ -256,6 +270,39 @@ def test_a_calibration_that_can_t_be_one_is_named(tmp_path, document, said):
     file.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_points(file)
+
+
+SAVED = {
+    # the keys of `vllm bench serve --save-result`, in its order; --save-detailed adds the lists
+    "date": "20261130-071500", "endpoint_type": "vllm", "backend": "vllm", "label": None,
+    "model_id": "meta-llama/Llama-3.1-70B-Instruct", "tokenizer_id": "meta-llama/Llama-3.1-70B-Instruct",
+    "num_prompts": 200, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": 16, "duration": 251.4,
+    "completed": 200, "failed": 0, "total_input_tokens": 204_800, "total_output_tokens": 204_800,
+    "request_throughput": 0.7955, "request_goodput": None, "output_throughput": 814.6, "total_token_throughput": 1629.3,
+    "max_output_tokens_per_s": 912.0, "max_concurrent_requests": 20, "rtfx": 0.0, "mean_ttft_ms": 261.9,
+    "median_ttft_ms": 240.0, "std_ttft_ms": 80.1, "p99_ttft_ms": 700.2, "mean_tpot_ms": 19.2, "median_tpot_ms": 19.3,
+    "std_tpot_ms": 0.4, "p99_tpot_ms": 20.3, "mean_itl_ms": 19.2, "median_itl_ms": 18.8, "std_itl_ms": 6.0,
+    "p99_itl_ms": 31.5, "mean_client_queue_time_ms": 0.0,
+}  # fmt: skip
+
+
+def test_what_vllm_saves_is_a_measured_load(tmp_path):
+    file = tmp_path / "openai-infqps-concurrency16.json"
+    expected = Point(concurrency=16, input=1024, output=1024, cached=0, ttft_ms=261.9, tpot_ms=19.2)
+    detailed = SAVED | {"input_lens": [1024] * 200, "ttfts": [0.26] * 200, "itls": [[0.019] * 9] * 200, "errors": [""]}
+    for document in (SAVED, detailed):
+        file.write_text(json.dumps(document))
+        assert read_points(file) == [expected]
+    # --append-result: one run a line
+    file.write_text("\n".join(json.dumps(SAVED | {"max_concurrency": many}) for many in (4, 16, 64)))
+    assert [point.concurrency for point in read_points(file)] == [4, 16, 64]
+    file.write_text(json.dumps(SAVED) + "\n{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        read_points(file)
+    # all prompts at once: their first tokens waited in a queue
+    file.write_text(json.dumps(SAVED | {"max_concurrency": None}))
+    (point,) = read_points(file)
+    assert point.ttft_ms is None
 
 
 def test_without_a_limit_concurrency_is_little_s_law(tmp_path):

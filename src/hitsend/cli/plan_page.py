@@ -4,13 +4,15 @@
 
 Enters: a question as JSON on the inherited line (`serve/planning.py`). Leaves: what `hitsend plan` says to the same
 fields, or what is wrong with them. Always true: it calls the commands themselves, so page and terminal can't differ; it
-stands in an empty folder and takes no field that names a file, a ledger or a setting; it has the lowest priority, a
-bound on its memory, and gives up after `CPU_S` of computing. Next: `plan_data.py`.
+stands in an empty folder and takes no field that names a file, a ledger or a setting: what a terminal reads from a file
+comes with the question and stays in memory; it has the lowest priority, a bound on its memory, and gives up after
+`CPU_S` of computing. Next: `plan_data.py`.
 """
 
 import inspect
 import math
 import os
+import re
 import resource
 import shlex
 import signal
@@ -48,6 +50,11 @@ PASTED = "pasted"
 
 _OWN_HELP = "A known name; or paste its config.json below."
 _NOT_OURS = ("from_ledger", "as_json")
+PASTABLE = {"calibrate": "calibrate.json", "trace": "trace.jsonl", "facts": "facts.json"}
+"""Flags whose file's content may come with a question, and what that file is called in a terminal's command."""
+
+Pasted = dict[str, Any] | list[dict[str, Any]] | None
+"""One document, or one a line."""
 
 
 class Field(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +76,14 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: str | None = None
     fields: dict[str, Any] = {}
     config: dict[str, Any] | None = None
+    calibrate: Pasted = None
+    trace: Pasted = None
+    facts: Pasted = None
+
+    @property
+    def pasted(self) -> dict[str, dict[str, Any] | list[dict[str, Any]]]:
+        """What came instead of files, by flag."""
+        return {name: content for name in PASTABLE if (content := getattr(self, name)) is not None}
 
 
 def main(arguments: list[str]) -> None:
@@ -106,7 +121,8 @@ def answered(question: Question) -> dict[str, Any]:
     try:
         answer = PLANS[question.plan](**_given(question), as_json=True)
     except (ConfigError, CallFailed) as error:
-        return {"error": str(error), "param": _meant(str(error), question)}
+        said = _HELD.sub(lambda found: f"pasted {_NAMES.get(int(found[1]), 'file')}", str(error))
+        return {"error": said, "param": _meant(said, question)}
     except (ArithmeticError, ValueError, MemoryError) as error:
         return {"error": f"no plan comes of these numbers: {str(error) or type(error).__name__}", "param": None}
     return {"text": "\n".join(answer.lines), "document": answer.document, "command": _command(question)}
@@ -116,7 +132,11 @@ def catalogue(known: Facts) -> dict[str, Any]:
     """The fields of every plan, and the names that are known."""
     return {
         "plans": {
-            name: {"about": (inspect.getdoc(command) or "").partition("\n")[0], "fields": tuple(fields_of(command))}
+            name: {
+                "about": (inspect.getdoc(command) or "").partition("\n")[0],
+                "fields": tuple(fields_of(command)),
+                "pastable": pastable(command),
+            }
             for name, command in PLANS.items()
         },
         "models": sorted((model.name for model in known.models), key=str.casefold),
@@ -150,6 +170,11 @@ def fields_of(command: Callable[..., Answer]) -> Iterator[Field]:
         )
 
 
+def pastable(command: Callable[..., Answer]) -> tuple[str, ...]:
+    """Of `PASTABLE`, what this command reads."""
+    return tuple(name for name in PASTABLE if name in inspect.signature(command).parameters)
+
+
 def _kind(base: Any, kinds: tuple[Any, ...]) -> str:
     if get_origin(base) is list or any(get_origin(kind) is list for kind in kinds):
         return "texts"
@@ -171,7 +196,9 @@ def _given(question: Question) -> dict[str, Any]:
         asked["model"] = PASTED
     elif not _is_name(asked.get("model")):
         raise ConfigError("--model: a known name, or a pasted config.json; this page reads no files")
-    given: dict[str, Any] = {} if question.config is None else {"facts": _pasted(question.config)}
+    if "," not in str(asked.get("timing", ",")):
+        raise ConfigError("--timing: STEP,PREFILL,DECODE in ms; this page reads no files")
+    given = _attached(question, pastable(command))
     for name, value in asked.items():
         if name not in known:
             raise ConfigError(f"--{name[:40]}: this plan has no such field here")
@@ -206,18 +233,41 @@ def _typed(field: Field, value: Any) -> Any:
     return found
 
 
-def _pasted(config: dict[str, Any]) -> Path:
-    """Facts with one model more, in memory: what is pasted never lies on a disk."""
-    model = {"name": PASTED, "source": "pasted config.json", "as_of": datetime.now(UTC).date(), "config": config}
-    held = os.memfd_create("facts")
-    os.write(held, msgspec.json.encode({"models": [model]}))
+def _attached(question: Question, taken: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments that are files in a terminal. Raises ConfigError for what this plan doesn't read."""
+    contents = question.pasted
+    for name in contents:
+        if name not in taken:
+            raise ConfigError(f"{name}: this plan has no --{name}")
+    if question.config is not None:
+        model = {"name": PASTED, "source": "pasted config.json", "as_of": datetime.now(UTC).date()}
+        own = contents.get("facts", {})
+        models = own.get("models", []) if isinstance(own, dict) else None
+        if not isinstance(own, dict) or not isinstance(models, list):
+            raise ConfigError("facts: needed is an object, and models in it a list")
+        contents["facts"] = own | {"models": [model | {"config": question.config}, *models]}
+    return {name: _held(name, content) for name, content in contents.items()}
+
+
+def _held(name: str, content: dict[str, Any] | list[dict[str, Any]]) -> Path:
+    """A file in memory: what is pasted never lies on a disk."""
+    lines = content if isinstance(content, list) else [content]
+    held = os.memfd_create(name)
+    with os.fdopen(os.dup(held), "wb") as file:
+        file.write(b"\n".join(msgspec.json.encode(line) for line in lines))
+    _NAMES[held] = name
     return Path(f"/proc/self/fd/{held}")
+
+
+_NAMES: dict[int, str] = {}
+_HELD = re.compile(r"/proc/self/fd/(\d+)")
 
 
 def _meant(message: str, question: Question) -> str | None:
     """The field that a message begins with."""
-    first = message.partition(" ")[0].rstrip(":,").removeprefix("--")
-    return first if first in {field.name for field in fields_of(PLANS[question.plan or ""])} else None
+    first = message.removeprefix("pasted ").partition(" ")[0].rstrip(":,").removeprefix("--")
+    known = {field.name for field in fields_of(PLANS[question.plan or ""])} | set(PASTABLE)
+    return first if first in known else None
 
 
 def _command(question: Question) -> str:
@@ -225,6 +275,8 @@ def _command(question: Question) -> str:
     words = ["hitsend", "plan", question.plan or ""]
     if question.config is not None:
         words += ["--model", "./config.json"]
+    for name in question.pasted:
+        words += [f"--{name}", f"./{PASTABLE[name]}"]
     for field in fields_of(PLANS[question.plan or ""]):
         if field.name not in question.fields or (field.name == "model" and question.config is not None):
             continue

@@ -30,6 +30,10 @@ class LayerKind(msgspec.Struct, frozen=True):
     bytes_per_token: Fraction = Fraction(0)
     window_tokens: int | None = None
     state_bytes: int = 0
+    beside_bytes_per_token: Fraction = Fraction(0)
+    """Of pages that stand beside the shared one and that a state doesn't fill: a pooled indexer's."""
+    has_tail: bool = False
+    """A block more for each request: the tokens that don't fill a pool yet."""
 
 
 class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +59,16 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
     state_copies: int
     padding_layers: int
     max_model_len: int
+    beside_bytes: Fraction = Fraction(0)
+    """Of pages beside each shared one."""
+    whole_request_blocks: int | None = None
+    """Where groups' blocks differ in size: a request's bytes in blocks of the first group."""
 
     @property
     def request_blocks(self) -> int:
         """Blocks of one request of the greatest length."""
+        if self.whole_request_blocks is not None:
+            return self.whole_request_blocks
         return sum(self.blocks_per_request.values())
 
     @property
@@ -93,13 +103,15 @@ def plan_blocks(kinds: Sequence[LayerKind], wanted: BlockRequest) -> BlockPlan:
         group_layers=group,
         groups=groups,
         block_tokens=blocks,
-        num_blocks=math.floor(wanted.available_bytes / (group * page)),
+        num_blocks=math.floor(wanted.available_bytes / (group * (page + _beside_bytes(kinds, page)))),
         blocks_per_request={
             kind.name: groups[kind.name] * _blocks_of_one(kind, blocks[kind.name], wanted, copies) for kind in kinds
-        },
+        }
+        | ({"tail": 1} if any(kind.has_tail for kind in kinds) else {}),
         state_copies=copies if any(kind.state_bytes for kind in kinds) else 0,
         padding_layers=sum(groups[kind.name] * group - kind.layers for kind in kinds),
         max_model_len=wanted.max_model_len,
+        beside_bytes=_beside_bytes(kinds, page),
     )
 
 
@@ -112,7 +124,18 @@ def _page_bytes(kinds: Sequence[LayerKind], base_block_tokens: int) -> Fraction:
     if not state:
         return dearest * base_block_tokens
     steps = math.ceil(state / (dearest * BLOCK_TOKENS))
-    return dearest * BLOCK_TOKENS * max(steps, base_block_tokens // BLOCK_TOKENS)
+    steps = max(steps, base_block_tokens // BLOCK_TOKENS)
+    if any(kind.has_tail for kind in kinds):
+        # a page of the pooled indexer holds a whole number of the kernel's
+        steps = -(-steps * BLOCK_TOKENS // base_block_tokens) * base_block_tokens // BLOCK_TOKENS
+    return dearest * BLOCK_TOKENS * steps
+
+
+def _beside_bytes(kinds: Sequence[LayerKind], page: Fraction) -> Fraction:
+    return max(
+        (page / kind.bytes_per_token * kind.beside_bytes_per_token for kind in kinds if kind.bytes_per_token),
+        default=Fraction(0),
+    )
 
 
 def _group_layers(counts: Sequence[int]) -> int:

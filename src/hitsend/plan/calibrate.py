@@ -1,9 +1,9 @@
 """Constants moved towards what one's own system did: `--calibrate FILE`.
 
 Enters: a `hitsend load --json` document, or the JSON of vLLM's benchmark. Leaves: factors for the terms of a plan.
-Always true: a term moves by its share of the squared time, so what dominates the measured load explains it and the
-rest stays as it was; no term falls below a fifth; what is left holds near the measured load only; measured points
-where requests queued don't count. Next: `compare.py`.
+Always true: a step's term moves by its share of the squared time, so what dominates the measured load explains it and
+the rest stays as it was; no term falls below a fifth; what is left holds near the measured load only, and so does the
+whole error of a first token (`transfer.py`); measured points where requests queued don't count. Next: `compare.py`.
 """
 
 import re
@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.speed import Factors, Near, SpeedPlan, SpeedQuestion, plan_speed
+from hitsend.plan.speed import SpeedPlan, SpeedQuestion, plan_speed
+from hitsend.plan.transfer import Factors, Near
 
 LEAST_FACTOR = 0.2
 SWEEPS = 3
@@ -59,7 +60,7 @@ class _LoadTest(msgspec.Struct, frozen=True):
 
 
 class _Bench(msgspec.Struct, frozen=True):
-    """vLLM's own names (`vllm bench serve --save-result`)."""
+    """vLLM's own names (`vllm bench serve --save-result`, its `benchmarks/serve.py`); SGLang's are the same."""
 
     mean_tpot_ms: _Above
     mean_ttft_ms: _Above
@@ -68,30 +69,64 @@ class _Bench(msgspec.Struct, frozen=True):
     total_output_tokens: _Above
     duration: _Above | None = None
     max_concurrency: _Above | None = None
+    request_rate: float | str | None = None
 
+
+_NEEDED = ("completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
+_BENCHMARK = {*_NEEDED, "request_throughput", "total_token_throughput", "num_prompts"}
 
 T = TypeVar("T")
 
 
 def read_points(path: Path) -> list[Point]:
-    """Raises ConfigError where it is neither document, or nothing in it was measured."""
+    """Raises ConfigError where it is neither document, lacks a key, or nothing in it was measured."""
     try:
-        told = msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
     except OSError as failure:
         raise ConfigError(f"can't read {path}: {failure.strerror}") from None
+    documents = _documents(content, path)
+    found = [point for told in documents for point in _points(told, path)]
+    if not found:
+        raise ConfigError(f"--calibrate {path}: there is nothing in it")
+    return found
+
+
+def _documents(content: bytes, path: Path) -> list[Any]:
+    """One document, or one per line: what a benchmark appends (`--append-result`)."""
+    try:
+        return [msgspec.json.decode(content)]
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+        wrong = ConfigError(f"{path} is not JSON: {error}")
+    try:
+        return [msgspec.json.decode(line) for line in content.splitlines() if line.strip()]
+    except msgspec.DecodeError:
+        raise wrong from None
+
+
+def _points(told: Any, path: Path) -> list[Point]:
     if isinstance(told, dict) and told.get("kind") == "hitsend.load":
         # the first target's
         levels = next((target.levels for target in _typed(told, _LoadTest, path).targets), ())
         found = [point for level in levels if (point := _of_level(level)) is not None]
-    elif isinstance(told, dict) and "mean_tpot_ms" in told:
-        found = [_of_bench(_typed(told, _Bench, path), path)]
-    else:
-        raise ConfigError(f"--calibrate {path}: needed is a `hitsend load --json` document or a vLLM benchmark's JSON")
-    if not found:
-        raise ConfigError(f"--calibrate {path}: no level in it has a time per token")
-    return found
+        if not found:
+            raise ConfigError(f"--calibrate {path}: {_lacking(levels)}")
+        return found
+    if isinstance(told, dict) and _BENCHMARK & told.keys():
+        missing = [key for key in _NEEDED if told.get(key) is None]
+        if missing:
+            hint = "; --percentile-metrics must name ttft and tpot" if missing[0].endswith("_ms") else ""
+            raise ConfigError(f"--calibrate {path}: the key {missing[0]!r} is missing, a benchmark's JSON has it{hint}")
+        return [_of_bench(_typed(told, _Bench, path), path)]
+    raise ConfigError(f"--calibrate {path}: needed is a `hitsend load --json` document or a vLLM benchmark's JSON")
+
+
+def _lacking(levels: Sequence[_Level]) -> str:
+    if not any(level.tpot_ms for level in levels):
+        return "no level in it has a time per token (tpot_ms)"
+    for key in ("input_tokens_mean", "output_tokens_mean"):
+        if not any(getattr(level, key) is not None for level in levels):
+            return f"no level in it has {key}"
+    return "no level in it has in_flight_mean or concurrency beside tpot_ms, input_tokens_mean and output_tokens_mean"
 
 
 def _typed(told: Any, kind: type[T], path: Path) -> T:
@@ -130,7 +165,8 @@ def _of_bench(told: _Bench, path: Path) -> Point:
         input=max(1.0, told.total_input_tokens / told.completed),
         output=max(1.0, output),
         cached=0.0,
-        ttft_ms=told.mean_ttft_ms,
+        # all prompts at once: what a first token waited for was the queue
+        ttft_ms=None if told.max_concurrency is None and told.request_rate == "inf" else told.mean_ttft_ms,
         tpot_ms=told.mean_tpot_ms,
     )
 
@@ -154,21 +190,18 @@ def moved(
 def factors_of(question: SpeedQuestion, points: Sequence[Point]) -> Factors:
     """The system of the question under each measured load. Raises ConfigError as a plan does."""
     tpot: dict[str, float] = {}
-    ttft: dict[str, float] = {}
     plans = [(_plan_of(question, point), point) for point in points]
     for _ in range(SWEEPS if len(plans) > 1 else 1):
         for plan, point in plans:
             tpot = moved(plan.terms, tpot, point.tpot_ms * plan.expected_per_pass, noise=plan.constants.tpot_noise)
-            if point.ttft_ms is not None and not plan.queues:
-                ttft = moved(plan.ttft_terms, ttft, point.ttft_ms, noise=plan.constants.ttft_noise)
-    found = Factors(tpot=tpot, ttft=ttft)
+    found = Factors(tpot=tpot)
     return msgspec.structs.replace(found, near=tuple(_left(plan, point, found) for plan, point in plans))
 
 
 def _left(plan: SpeedPlan, point: Point, factors: Factors) -> Near:
-    """What the moved terms leave unexplained of one load."""
+    """What the moved terms leave unexplained of one load's steps, and the plan of its first tokens."""
     again = plan_speed(plan.question, factors)
-    ttft = None if point.ttft_ms is None or again.ttft_ms is None else point.ttft_ms / again.ttft_ms.value
+    ttft = None if point.ttft_ms is None or plan.ttft_ms is None else point.ttft_ms / plan.ttft_ms.value
     return Near(
         batch=plan.question.batch,
         input=plan.question.input,

@@ -30,6 +30,12 @@ class KvLayer(msgspec.Struct, frozen=True):
     rope_dim: int = 0
     indexer_dim: int = 0
     """Keys of a sparse-attention indexer, kept beside the latent vector (DeepSeek-V3.2)."""
+    indexer_pool: int = 1
+    """Tokens that one of the indexer's keys stands for (GLM-5.3-Flash)."""
+    compress_ratio: int = 1
+    """Tokens that one latent vector stands for, and one of the indexer's keys (DeepSeek-V4)."""
+    beside_window: int = 0
+    """Newest tokens that are kept as they are beside compressed ones (DeepSeek-V4)."""
 
 
 class StateLayer(msgspec.Struct, frozen=True):

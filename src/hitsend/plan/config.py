@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan import gemma, matrices
+from hitsend.plan import compressed, gemma, matrices
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
 from hitsend.plan.families import FAMILIES, Family
 from hitsend.plan.keys import Keys
@@ -27,7 +27,9 @@ def checkpoint_of(
     layers = tuple(_layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds))
     kv_kinds = [kind for kind in kinds if kind in ATTENTION]
     mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
-    last = _layer(keys, family, kv_kinds[-1], len(kinds) - 1, is_shared=False) if kv_kinds else Layer()
+    # a draft layer stands behind the others
+    behind = len(kinds) if family.is_compressed else len(kinds) - 1
+    last = _layer(keys, family, kv_kinds[-1], behind, is_shared=False) if kv_kinds else Layer()
     return Checkpoint(
         name=name or str(keys.find("_name_or_path") or source),
         architecture=keys.model_type,
@@ -51,6 +53,8 @@ def weights_of(config: Mapping[str, Any]) -> str | None:
     inner = config.get("text_config")
     inner = inner if isinstance(inner, Mapping) else {}
     quantised = config.get("quantization_config") or inner.get("quantization_config")
+    if "fp4" in {config.get("expert_dtype"), inner.get("expert_dtype")}:
+        return "nvfp4-experts" if "nvfp4" in str(quantised).lower() else "fp4-experts"
     if not quantised:
         return None
     if not isinstance(quantised, Mapping):
@@ -63,6 +67,8 @@ def weights_of(config: Mapping[str, Any]) -> str | None:
         return "nvfp4"
     if method in {"awq", "gptq", "auto-round", "autoround"}:
         return "int8" if quantised.get("bits") == 8 else "int4"
+    if method == "fp8" and str(inner.get("model_type") or config.get("model_type")).startswith("glm5_next"):
+        return "fp8-dynamic"  # its recurrent layers stay 16 bit
     if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"}:
         is_int4 = "'num_bits': 4" in text
         if is_int4 and "self_attn" in str(quantised.get("ignore")):
@@ -84,7 +90,7 @@ def _family(keys: Keys) -> Family:
 
 
 def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool) -> Layer:
-    kv = _kv(keys, family, kind) if kind in ATTENTION else None
+    kv = _kv(keys, family, kind, index) if kind in ATTENTION else None
     state = _state(keys, kind) if kind in RECURRENT else None
     if keys.flag("kv_only"):
         return Layer(kv=kv, state=state, shares_kv=is_shared)
@@ -101,13 +107,16 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
     else:
         params += _feed_forward(keys, family, index, hidden, is_shared=is_shared)
         params += Params(norms=family.norms_per_layer * hidden) + gemma.layer_params(keys, hidden)
+        params += compressed.streams_of(keys, hidden)
     return Layer(kv=kv, state=state, shares_kv=is_shared, params=params)
 
 
-def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
+def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
     if family.is_latent:
         return _latent(keys)
-    heads = keys.number("num_attention_heads", "n_head")
+    if family.is_compressed:
+        return compressed.layer_of(keys, index)
+    heads = _heads(keys, index)
     is_global = kind == "full_attention"
     kv_heads = keys.maybe("num_global_key_value_heads") if is_global else 0
     kv_heads = (
@@ -133,8 +142,21 @@ def _kv(keys: Keys, family: Family, kind: str) -> KvLayer:
     return KvLayer(kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk)
 
 
+def _heads(keys: Keys, index: int) -> int:
+    """A layer's own number of query heads where the config lists them (Laguna)."""
+    heads = keys.number("num_attention_heads", "n_head")
+    told = keys.whole_numbers("num_attention_heads_per_layer")
+    if not told:
+        return heads
+    if index >= len(told) or not told[index]:
+        raise ConfigError(f"{keys.source}: num_attention_heads_per_layer has no number above 0 for layer {index}")
+    return told[index]
+
+
 def _latent(keys: Keys) -> KvLayer:
-    heads, rope = keys.number("num_attention_heads"), keys.number("qk_rope_head_dim")
+    # 0 where the latent vector has no position (GLM-5.3-Flash), and then it stands there
+    rope = keys.maybe("qk_rope_head_dim") if keys.find("qk_rope_head_dim") == 0 else keys.number("qk_rope_head_dim")
+    heads = keys.number("num_attention_heads")
     key = 0 if keys.flag("kv_only") else keys.number("qk_nope_head_dim") + rope
     return KvLayer(
         kv_heads=1,
@@ -144,6 +166,7 @@ def _latent(keys: Keys) -> KvLayer:
         latent_dim=keys.number("kv_lora_rank"),
         rope_dim=rope,
         indexer_dim=keys.maybe("index_head_dim"),
+        indexer_pool=keys.maybe("index_kpool") or 1,
     )
 
 
@@ -156,7 +179,7 @@ def _state(keys: Keys, kind: str) -> StateLayer:
             groups=keys.number("n_groups", "mamba_n_groups"),
             key_dim=keys.number("ssm_state_size", "mamba_d_state"),
             value_heads=keys.number("mamba_num_heads", "mamba_n_heads"),
-            value_dim=keys.number("mamba_head_dim", "mamba_d_head"),
+            value_dim=_mamba_head(keys),
             dtype=dtype,
         )
     linear = keys.find("linear_attn_config")
@@ -176,13 +199,29 @@ def _state(keys: Keys, kind: str) -> StateLayer:
     )
 
 
+def _mamba_head(keys: Keys) -> int:
+    """Bamba's and Granite's modelling code reads "auto", its default, as expand * hidden / heads."""
+    told = keys.find("mamba_head_dim", "mamba_d_head")
+    if told != "auto" and (told is not None or keys.find("mamba_expand") is None):
+        return keys.number("mamba_head_dim", "mamba_d_head")
+    inner = keys.maybe("mamba_expand", default=2) * keys.number("hidden_size")
+    heads = keys.number("mamba_num_heads", "mamba_n_heads")
+    if inner % heads:
+        raise ConfigError(f"{keys.source}: mamba_d_head is {told!r}, and {inner} / {heads} is no whole number")
+    return inner // heads
+
+
 def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
+    if kv.beside_window:
+        return compressed.attention_of(keys, kv, hidden)
     if kv.latent_dim is not None:
         return matrices.latent_attention(hidden, kv, keys.maybe("q_lora_rank") or None, keys.maybe("index_n_heads"))
     query, each = kv.heads * kv.key_dim, kv.kv_heads * kv.key_dim
     biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
     biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
     biases += kv.heads if family.has_sinks else 0
+    # a gate for each head is one more small projection
+    biases += hidden * kv.heads if keys.find("gating") == "per-head" else 0
     has_qk_norm = family.has_qk_norm or keys.flag("use_qk_norm")
     return matrices.grouped_attention(
         hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=has_qk_norm, biases=biases

@@ -15,7 +15,7 @@ from hitsend.plan.blocks import BlockPlan
 from hitsend.plan.checkpoint import KvLayer, Layer, StateLayer
 from hitsend.plan.formats import kv_bytes, weight_format
 from hitsend.plan.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryQuestion, plan_memory
-from hitsend.plan.sizes import Ranks, kv_bytes_per_token, state_bytes
+from hitsend.plan.sizes import Ranks, kv_bytes_per_token, latent_row_bytes, state_bytes
 
 GIB = 2**30
 _TP_TRIES = (1, 2, 4, 8, 16)
@@ -108,8 +108,16 @@ def _kv_line(plan: MemoryPlan, kv: KvLayer, count: int) -> str:
     unpacked = plan.question.checkpoint.is_uncompressed_mla
     each = kv_bytes_per_token(Layer(kv=kv), name, ranks, is_uncompressed=unpacked)
     if kv.latent_dim is not None and not unpacked:
-        row = "656 B (packed)" if name == "fp8_ds_mla" else f"({kv.latent_dim} + {kv.rope_dim}) x {element} B"
+        packed = name.casefold() == "fp8_ds_mla"
+        row = f"{_number(latent_row_bytes(kv, name))} B (packed)"
+        row = row if packed else f"({kv.latent_dim} + {kv.rope_dim}) x {element} B"
         indexer = f" + {kv.indexer_dim} + 4 B indexer" if kv.indexer_dim else ""
+        if kv.compress_ratio > 1:
+            row, indexer = f"({row}{indexer}) / {kv.compress_ratio} tokens", ""
+        elif kv.indexer_pool > 1:
+            indexer = f" + ({kv.indexer_dim} + 4 B indexer) / {kv.indexer_pool} tokens"
+        if kv.window_tokens is not None:
+            row = f"{row}, window {kv.window_tokens:,}"
         split = f" / {ranks.dcp} (decode context parallel)" if ranks.dcp > 1 else ", on every rank"
         return f"KV per token: {count} latent layers x ({row}{indexer}){split} = {_number(each * count)} B ({name})"
     heads = f"{kv.kv_heads} KV heads"
@@ -167,13 +175,18 @@ def _block_lines(blocks: BlockPlan, available: int) -> list[str]:
     padding = f", {blocks.padding_layers} padding layers are paid for" if blocks.padding_layers else ""
     parts = " + ".join(f"{count:,} {name}" for name, count in blocks.blocks_per_request.items())
     page = _number(blocks.page_bytes)
+    beside = f"({page} B + {_number(blocks.beside_bytes)} B of indexers)" if blocks.beside_bytes else f"{page} B"
+    what = f"{parts} = {blocks.request_blocks:,} blocks"
+    if blocks.whole_request_blocks is not None:
+        what = f"{parts} blocks, in bytes {blocks.request_blocks:,} of the first group's"
     concurrency = f"{blocks.num_blocks:,} / {blocks.request_blocks:,} = {float(blocks.max_concurrency):.2f}"
-    one = f"one request of {blocks.max_model_len:,} tokens: {parts} = {blocks.request_blocks:,} blocks"
+    one = f"one request of {blocks.max_model_len:,} tokens: {what}"
+    before = "" if blocks.whole_request_blocks is not None else f", {blocks.log_tokens_until_0_20:,} before"
     return [
         f"groups of {blocks.group_layers} layers: {groups}; page {page} B{padding}",
-        f"blocks: floor({available:,} B / ({blocks.group_layers} x {page} B)) = {blocks.num_blocks:,}",
+        f"blocks: floor({available:,} B / ({blocks.group_layers} x {beside})) = {blocks.num_blocks:,}",
         f"{one}; concurrency {concurrency}",
-        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.2, {blocks.log_tokens_until_0_20:,} before",
+        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.2{before}",
     ]
 
 

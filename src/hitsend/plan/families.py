@@ -15,6 +15,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     is_mha_by_default: bool = False
     """No `num_key_value_heads` means as many as query heads."""
     is_latent: bool = False
+    is_compressed: bool = False
+    """Latent vectors of several tokens in one, as `compress_ratios` lists them (DeepSeek-V4)."""
     is_gated_attention: bool = False
     has_qk_norm: bool = False
     has_qkv_bias: bool = False
@@ -108,6 +110,7 @@ FAMILIES: dict[str, Family] = {
         is_tied_by_default=True,
     ),
     "minimax_m2": Family(),
+    "laguna": Family(has_qk_norm=True),
     "glm4_moe": Family(has_qkv_bias=True),
     "llama4": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "llama4_text": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
@@ -119,6 +122,9 @@ FAMILIES: dict[str, Family] = {
     "kimi_k25": _LATENT_BIASED,
     "kimi_linear": Family(is_latent=True),
     "sarvam_mla": _LATENT,
+    "deepseek_v4": Family(is_compressed=True, has_router_bias=True),
+    "glm5_next": _LATENT_BIASED,
+    "glm5_next_text": _LATENT_BIASED,
     "nemotron_h": Family(is_one_mixer_per_block=True, is_gated_mlp=False),
     "bamba": Family(),
     "hunyuan": Family(has_qk_norm=True, is_tied_by_default=True),

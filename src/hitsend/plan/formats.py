@@ -26,10 +26,15 @@ KV_BYTES: dict[str, Fraction] = {
     "nvfp4": Fraction(9, 16),
 }
 
+F16_BYTES, F32_BYTES = 2, 4
 FP8_DS_MLA_BYTES = 656
 """DeepSeek's packed latent row: 512 fp8, four f32 scales, 64 bf16 (vLLM's and SGLang's sparse-attention cache)."""
 INDEXER_SCALE_BYTES = 4
 """One f32 scale beside an indexer's fp8 key (kv_rules: 128 + 4 bytes a token and layer)."""
+
+
+DEEPSEEK_V4_ROW_BYTES = 584
+"""DeepSeek-V4's packed row: 448 fp8, 64 bf16 and eight 8-bit scales (vLLM's `deepseek_v4` cache layout)."""
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
@@ -37,6 +42,8 @@ class WeightFormat(msgspec.Struct, frozen=True):
 
     bytes_per_param: Fraction
     is_experts_only: bool = False
+    beside_experts: Fraction = Fraction(2)
+    """Bytes per parameter of the other matrices where the format is for experts only."""
     is_everything: bool = False
     """The embedding and the head too."""
     leaves_recurrent: bool = False
@@ -90,6 +97,9 @@ WEIGHTS: dict[str, WeightFormat] = {
     "mxfp4": WeightFormat(Fraction(17, 32), is_experts_only=True),
     # 4 bits and one 16-bit scale per 32, experts only: Kimi K2 Thinking and K2.5
     "int4-experts": WeightFormat(Fraction(9, 16), is_experts_only=True),
+    # experts as mxfp4, the rest fp8: DeepSeek-V4's own checkpoints (`expert_dtype`)
+    "fp4-experts": WeightFormat(Fraction(17, 32), is_experts_only=True, beside_experts=Fraction(1)),
+    "nvfp4-experts": WeightFormat(Fraction(9, 16), is_experts_only=True, beside_experts=Fraction(1)),
 }
 
 

@@ -6,6 +6,9 @@ published modelling code of the family creates, in that order; nothing is fitted
 
 from hitsend.plan.checkpoint import KvLayer, Params, StateLayer
 
+OVERLAPPING = 4
+"""The ratio at which DeepSeek-V4 compresses with overlap, and has an indexer."""
+
 
 def grouped_attention(hidden: int, kv: KvLayer, *, is_gated: bool, has_qk_norm: bool, biases: int) -> Params:
     """Grouped-query attention (arXiv 2305.13245): q, k, v, o. Gated (Qwen3-Next): q twice as wide. `biases`:
@@ -35,6 +38,29 @@ def latent_attention(hidden: int, kv: KvLayer, query_rank: int | None, index_hea
     if kv.indexer_dim:
         indexer = (query_rank or hidden) * index_heads * kv.indexer_dim + hidden * (kv.indexer_dim + index_heads)
     return Params(attention=down + up_query + up + indexer, norms=latent + (query_rank or 0), replicated=down + indexer)
+
+
+def compressed_attention(hidden: int, kv: KvLayer, query_rank: int, out: tuple[int, int], index_heads: int) -> Params:
+    """DeepSeek-V4's attention: q_a, q_b, one latent key for all heads, an output of two steps (`out`: groups, rank),
+    a sink per head; where tokens are compressed, two projections and a position table, twice as wide with overlap; the
+    indexer has a compressor of its own. Source: the published modelling code (transformers, `deepseek_v4`)."""
+    groups, rank = out
+    up = query_rank * kv.heads * kv.key_dim + kv.heads
+    up += kv.heads * kv.key_dim * rank + groups * rank * hidden
+    whole = hidden * (query_rank + kv.key_dim)
+    if kv.compress_ratio > 1:
+        wide = kv.key_dim * overlap(kv)
+        whole += 2 * hidden * wide + kv.compress_ratio * wide
+    if kv.indexer_dim:
+        narrow = kv.indexer_dim * overlap(kv)
+        whole += query_rank * index_heads * kv.indexer_dim + hidden * index_heads
+        whole += 2 * hidden * narrow + kv.compress_ratio * narrow
+    return Params(attention=whole + up, norms=query_rank + kv.key_dim, replicated=whole)
+
+
+def overlap(kv: KvLayer) -> int:
+    """Neighbouring groups of four tokens overlap, so their compressor is two groups wide."""
+    return 2 if kv.compress_ratio == OVERLAPPING else 1
 
 
 def delta_net(hidden: int, state: StateLayer) -> Params:

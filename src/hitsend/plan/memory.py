@@ -14,6 +14,7 @@ from fractions import Fraction
 import msgspec
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan import compressed
 from hitsend.plan.blocks import BLOCK_TOKENS, LATENT_BLOCK_TOKENS, BlockPlan, BlockRequest, LayerKind, plan_blocks
 from hitsend.plan.cells import CellPool, Costs, llama_pool, sglang_pool, shared_pool
 from hitsend.plan.checkpoint import Checkpoint, Layer
@@ -27,8 +28,8 @@ from hitsend.plan.overhead import (
     estimate_overhead,
     graph_bytes,
 )
-from hitsend.plan.sizes import Ranks, is_llama, kv_bytes_per_token, stages, state_bytes, weights_bytes
-from hitsend.plan.versions import has_new_log, has_window_groups
+from hitsend.plan.sizes import Ranks, indexer_bytes, is_llama, kv_bytes_per_token, stages, state_bytes, weights_bytes
+from hitsend.plan.versions import has_new_log, has_packed_pages, has_window_groups
 
 MAX_TOKENS, MAX_DRAFTS = 10**9, 64
 ENGINES = ("vllm", "sglang", "llama.cpp", "hitsend")
@@ -143,16 +144,37 @@ def effective_kv_dtype(question: MemoryQuestion) -> str:
     Source: vLLM 0.18 on H200 and B200, SGLang PR#11309 (kv_logs).
     """
     sparse = any(layer.kv is not None and layer.kv.indexer_dim for layer in question.checkpoint.layers)
+    if _is_compressed(question.checkpoint) and question.kv_dtype.casefold() in {"auto", "fp8", "fp8_e4m3"}:
+        return "fp8_ds_mla"
     packs = question.engine == "sglang" or (
         question.engine == "vllm" and not (question.gpu is not None and is_blackwell(question.gpu))
     )
     return "fp8_ds_mla" if sparse and packs and question.kv_dtype.casefold() == "fp8" else question.kv_dtype
 
 
+def _is_compressed(model: Checkpoint) -> bool:
+    return any(layer.kv is not None and layer.kv.beside_window for layer in model.layers)
+
+
+def _check_compressed(question: MemoryQuestion) -> None:
+    """What is known of compressed tokens is vLLM's packed cache. Raises ConfigError for anything else."""
+    model = question.checkpoint
+    if question.engine != "vllm":
+        raise ConfigError(
+            f"--engine {question.engine}: how it keeps the compressed tokens of {model.name} isn't known, of vllm it is"
+        )
+    if question.kv_dtype.casefold() not in {"auto", "fp8", "fp8_e4m3", "fp8_ds_mla"}:
+        raise ConfigError(f"--kv-dtype {question.kv_dtype}: {model.name} keeps packed rows, needed is fp8 or auto")
+    if question.ranks.dcp > 1:
+        raise ConfigError(f"--dcp is {question.ranks.dcp}: vLLM doesn't divide a cache with windows, limit 1")
+
+
 def _check(question: MemoryQuestion) -> None:
     if question.engine not in ENGINES:
         raise ConfigError(f"--engine {question.engine}: known are {', '.join(ENGINES)}")
     question.ranks.check()
+    if _is_compressed(question.checkpoint):
+        _check_compressed(question)
     use = question.gpu_memory_utilization
     if use is not None and not 0 < use <= 1:
         raise ConfigError(f"--gpu-memory-utilization is {use}, needed is above 0 and at most 1")
@@ -172,8 +194,9 @@ def _check(question: MemoryQuestion) -> None:
     params = question.checkpoint.params
     if question.ranks.ep and (params is None or not params.routed_experts):
         raise ConfigError(f"--ep: {question.checkpoint.name} has no experts that could be divided")
-    heads = next((layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None), 0)
-    if heads and heads % question.ranks.tp and not is_llama(question.engine):
+    counts = {layer.kv.heads for layer in question.checkpoint.layers if layer.kv is not None}
+    heads = next((count for count in sorted(counts) if count % question.ranks.tp), None)
+    if heads is not None and not is_llama(question.engine):
         raise ConfigError(f"--tp is {question.ranks.tp}, which doesn't divide the model's {heads} attention heads")
 
 
@@ -256,7 +279,7 @@ def _window_bytes(asked: MemoryQuestion, layers: range) -> Fraction:
     counts = Counter(asked.checkpoint.layers[index] for index in layers)
     return sum(
         (
-            count * _layer_bytes(asked, layer) * (layer.kv.window_tokens or 0)
+            count * (_layer_bytes(asked, layer) * (layer.kv.window_tokens or 0) + compressed.window_bytes(layer.kv))
             for layer, count in counts.items()
             if layer.kv is not None and _has_windows(asked)
         ),
@@ -294,27 +317,32 @@ def _state(asked: MemoryQuestion, layers: range) -> int:
 def layer_kinds(asked: MemoryQuestion, layers: range) -> list[LayerKind]:
     """vLLM's groups: layers that keep the same are one kind. Chunked layers count as full ones: vLLM leaves its hybrid
     allocator off for them (kv_logs, Llama-4-Maverick)."""
-    counts: Counter[tuple[str, Fraction, int | None, int]] = Counter()
+    counts: Counter[LayerKind] = Counter()
     windows = _has_windows(asked)
     for layer, number in Counter(_own_layers(asked, layers)).items():
         cost = _layer_bytes(asked, layer)
         if layer.kv is not None and cost:
             window = layer.kv.window_tokens if windows else None
-            counts["full" if window is None else "sliding", cost, window, 0] += number
+            pooled = layer.kv.indexer_pool > 1
+            beside = indexer_bytes(layer.kv) / asked.ranks.dcp if pooled else Fraction(0)
+            name = "full" if window is None else "sliding"
+            counts[LayerKind(name, 0, cost - beside, window, 0, beside, pooled)] += number
         if layer.state is not None:
             size = state_bytes(layer.state, asked.engine, asked.ranks, drafts=asked.drafts).total
-            counts[layer.state.kind, Fraction(0), None, size] += number
+            counts[LayerKind(layer.state.kind, 0, state_bytes=size)] += number
     names: Counter[str] = Counter()
     found = []
-    for (name, cost, window, size), count in counts.items():
-        names[name] += 1
-        label = name if names[name] == 1 else f"{name} {names[name]}"
-        found.append(LayerKind(label, count, cost, window, size))
+    for kind, count in counts.items():
+        names[kind.name] += 1
+        label = kind.name if names[kind.name] == 1 else f"{kind.name} {names[kind.name]}"
+        found.append(msgspec.structs.replace(kind, name=label, layers=count))
     return found
 
 
 def _vllm(asked: MemoryQuestion, layers: range, available: int) -> BlockPlan:
-    latent = any(layer.kv is not None and layer.kv.latent_dim for layer in asked.checkpoint.layers)
+    attention = [layer.kv for layer in asked.checkpoint.layers if layer.kv is not None]
+    latent = any(kv.latent_dim for kv in attention)
+    pool = max((kv.indexer_pool for kv in attention), default=1)
     is_amd = asked.gpu is not None and asked.gpu.name.startswith("AMD")
     request = BlockRequest(
         available_bytes=available,
@@ -322,8 +350,12 @@ def _vllm(asked: MemoryQuestion, layers: range, available: int) -> BlockPlan:
         max_num_batched_tokens=asked.max_num_batched_tokens or 1,
         prefix_caching=asked.prefix_caching,
         drafts=asked.drafts,
-        base_block_tokens=LATENT_BLOCK_TOKENS if latent and not is_amd else BLOCK_TOKENS,
+        # an indexer's kernel reads 32 of its keys at once
+        base_block_tokens=pool * 32 if pool > 1 else LATENT_BLOCK_TOKENS if latent and not is_amd else BLOCK_TOKENS,
     )
+    if _is_compressed(asked.checkpoint):
+        own = [layer.kv for layer in _own_layers(asked, layers) if layer.kv is not None]
+        return compressed.plan_compressed(own, request, is_packed=has_packed_pages(asked.engine_version))
     return plan_blocks(layer_kinds(asked, layers), request)
 
 

@@ -11,7 +11,9 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.families import Family
 from hitsend.plan.keys import Keys
 
-ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
+ATTENTION = frozenset(
+    {"attention", "full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
+)
 RECURRENT = frozenset({"mamba", "linear_attention"})
 _NEITHER = frozenset({"moe", "mlp"})
 MAX_LAYERS = 10_000
@@ -38,7 +40,8 @@ def _listed(keys: Keys) -> list[str]:
     if isinstance(pattern, str):
         return [_LETTERS.get(letter, letter) for letter in pattern]
     linear = keys.find("linear_attn_config")
-    if isinstance(linear, dict):
+    if isinstance(linear, dict) and keys.find("layer_types") is None:
+        # Kimi Linear counts its layers from 1
         full = set(Keys(linear, keys.source).whole_numbers("full_attn_layers"))
         layers = keys.number("num_hidden_layers")
         return ["full_attention" if layer + 1 in full else "linear_attention" for layer in range(layers)]

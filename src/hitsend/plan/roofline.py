@@ -6,20 +6,21 @@ so nothing measured can beat it; a latent cache and a recurrent state are counte
 read once each however many tokens chose them. Next: `terms.py`.
 """
 
+from collections import Counter
 from fractions import Fraction
 from functools import cache
 
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.checkpoint import Checkpoint
+from hitsend.plan.checkpoint import Checkpoint, KvLayer
 from hitsend.plan.facts import Gpu
 from hitsend.plan.formats import weight_format
 from hitsend.plan.sizes import Ranks, kv_bytes_per_token, params_bytes, state_bytes
 
 FALLBACK_LINK_BYTES_PER_S = 32_000_000_000
 """PCIe 4.0 x16, where the facts name no link."""
-_FP4 = ("nvfp4", "mxfp4")
+_FP4 = ("nvfp4", "mxfp4", "nvfp4-experts", "fp4-experts")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,21 +117,23 @@ def sequence_kv_bytes(model: Checkpoint, layout: Layout, kv_dtype: str, tokens: 
 
 
 @cache
-def _attention_parts(model: Checkpoint) -> tuple[tuple[int, int | None, int], ...]:
-    counts: dict[tuple[int, int | None], int] = {}
-    for layer in model.layers:
-        if layer.kv is not None:
-            key = (layer.kv.heads * (layer.kv.key_dim + layer.kv.value_dim), layer.kv.window_tokens)
-            counts[key] = counts.get(key, 0) + 1
-    return tuple((width, window, count) for (width, window), count in counts.items())
+def _attention_parts(model: Checkpoint) -> tuple[tuple[KvLayer, int], ...]:
+    return tuple(Counter(layer.kv for layer in model.layers if layer.kv is not None).items())
 
 
 def attention_flops(model: Checkpoint, fresh: float, cached: float = 0.0) -> float:
     """Scores and mix of a prompt: sum over layers 2 * T * (cached + T / 2) * heads * (key + value) (FlashAttention-2,
-    arXiv 2307.08691, section 4.1, causal), windows at most."""
+    arXiv 2307.08691, section 4.1, causal), windows at most; compressed tokens count once for several, with the newest
+    beside them."""
     reach = cached + fresh / 2
+
+    def read(kv: KvLayer) -> float:
+        if kv.compress_ratio > 1:
+            return min(reach, reach / kv.compress_ratio + kv.beside_window)
+        return min(reach, kv.window_tokens or reach)
+
     return sum(
-        2 * fresh * min(reach, window or reach) * width * count for width, window, count in _attention_parts(model)
+        2 * fresh * read(kv) * kv.heads * (kv.key_dim + kv.value_dim) * count for kv, count in _attention_parts(model)
     )
 
 

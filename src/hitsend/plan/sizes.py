@@ -12,9 +12,16 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
-from hitsend.plan.formats import FP8_DS_MLA_BYTES, INDEXER_SCALE_BYTES, WeightFormat, kv_bytes
+from hitsend.plan.formats import (
+    DEEPSEEK_V4_ROW_BYTES,
+    F16_BYTES,
+    F32_BYTES,
+    FP8_DS_MLA_BYTES,
+    INDEXER_SCALE_BYTES,
+    WeightFormat,
+    kv_bytes,
+)
 
-F16_BYTES, F32_BYTES = 2, 4
 MAX_RANKS = 4096
 
 
@@ -55,12 +62,24 @@ def kv_bytes_per_token(layer: Layer, kv_dtype: str, ranks: Ranks, *, is_uncompre
     if kv.latent_dim is not None and is_uncompressed:
         return _heads(kv.heads, ranks.tp) * (kv.key_dim + kv.value_dim) * element
     if kv.latent_dim is not None:
-        row = (kv.latent_dim + kv.rope_dim) * element
-        if kv_dtype.casefold() == "fp8_ds_mla":
-            row = Fraction(FP8_DS_MLA_BYTES)
-        indexer = kv.indexer_dim + INDEXER_SCALE_BYTES if kv.indexer_dim else 0
-        return (row + indexer) / ranks.dcp
+        row = latent_row_bytes(kv, kv_dtype) / kv.compress_ratio
+        return (row + indexer_bytes(kv)) / ranks.dcp
     return _heads(kv.kv_heads, ranks.tp) * (kv.key_dim + kv.value_dim) * element
+
+
+def latent_row_bytes(kv: KvLayer, kv_dtype: str) -> Fraction:
+    """One latent vector with its position, packed or element by element; DeepSeek-V4's is always packed."""
+    if kv.beside_window:
+        return Fraction(DEEPSEEK_V4_ROW_BYTES)
+    if kv_dtype.casefold() == "fp8_ds_mla":
+        return Fraction(FP8_DS_MLA_BYTES)
+    return ((kv.latent_dim or 0) + kv.rope_dim) * kv_bytes(kv_dtype)
+
+
+def indexer_bytes(kv: KvLayer) -> Fraction:
+    """An indexer's fp8 key and its scale, per token: one key may stand for several tokens."""
+    each = kv.indexer_dim + INDEXER_SCALE_BYTES if kv.indexer_dim else 0
+    return Fraction(each, max(kv.compress_ratio, kv.indexer_pool))
 
 
 def _heads(kv_heads: int, tp: int) -> Fraction:
@@ -130,7 +149,7 @@ def params_bytes(params: Params, form: WeightFormat, ranks: Ranks, experts: int 
     tp = ranks.tp
     quantised = form.bytes_per_param
     plain = quantised if form.is_everything else Fraction(2)
-    matrix = Fraction(2) if form.is_experts_only else quantised
+    matrix = form.beside_experts if form.is_experts_only else quantised
     divided = params.attention - params.replicated + params.mlp + params.shared_experts
     return (
         divided * matrix / tp
@@ -148,7 +167,12 @@ def copied_heads_bytes(kv: KvLayer | None, hidden: int, form: WeightFormat, tp: 
     if kv is None or kv.latent_dim is not None or kv.kv_heads >= tp:
         return Fraction(0)
     extra = Fraction(1) - Fraction(kv.kv_heads, tp)
-    return hidden * (kv.key_dim + kv.value_dim) * extra * (2 if form.is_experts_only else form.bytes_per_param)
+    return (
+        hidden
+        * (kv.key_dim + kv.value_dim)
+        * extra
+        * (form.beside_experts if form.is_experts_only else form.bytes_per_param)
+    )
 
 
 def num_experts(checkpoint: Checkpoint, params: Params) -> int:

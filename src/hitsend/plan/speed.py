@@ -7,7 +7,6 @@ small for the load it says that requests queue, and gives no time to a first tok
 the load and not the constants. Next: `calibrate.py`.
 """
 
-import math
 from functools import cache
 from pathlib import Path
 
@@ -30,13 +29,11 @@ from hitsend.plan.roofline import (
 )
 from hitsend.plan.sizes import Ranks
 from hitsend.plan.terms import Load, System, first_token_terms, step_terms
+from hitsend.plan.transfer import Factors
 
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
 """How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
-
-TPOT_FADE, TTFT_FADE = 0.25, 0.85
-"""What is left, an octave of load away, of an error that terms don't explain. Chosen on the half that is fitted to."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -68,7 +65,6 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     calibrated_ttft_spread: Spread
     tpot_noise: float = 0.05
     """Variance of one load's error beside that of the constants: how little a calibration believes it."""
-    ttft_noise: float = 0.05
 
 
 class SpeedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,38 +86,6 @@ def speed_facts() -> SpeedFacts:
 def group_of(engine: str, shape: Shape) -> str:
     """Which constants: by engine, and whether there are experts."""
     return f"{engine}/{'moe' if shape.moe_layers else 'dense'}"
-
-
-class Near(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured load, and measured / planned with the moved terms. `ttft` None: it wasn't measured."""
-
-    batch: float
-    input: float
-    output: float
-    tpot: float
-    ttft: float | None
-
-    def octaves(self, batch: float, entry: float, leave: float) -> float:
-        """How far another load is."""
-        pairs = ((self.batch, batch), (self.input, entry), (self.output, leave))
-        return sum(abs(math.log2(mine / its)) for mine, its in pairs)
-
-
-class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """What a calibration multiplies terms by; a term that isn't named stays. `near`: what was left at each load."""
-
-    tpot: dict[str, float] = {}
-    ttft: dict[str, float] = {}
-    near: tuple[Near, ...] = ()
-
-    def rest(self, question: "SpeedQuestion") -> tuple[float, float]:
-        """Of TPOT and TTFT, from the nearest measured load."""
-        if not self.near:
-            return 1.0, 1.0
-        load = (question.batch, question.input, question.output)
-        best = min(self.near, key=lambda one: one.octaves(*load))
-        octaves = best.octaves(*load)
-        return math.pow(best.tpot, TPOT_FADE**octaves), math.pow(best.ttft or 1.0, TTFT_FADE**octaves)
 
 
 class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -300,11 +264,11 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     moved = factors or Factors()
     system = System(model=model, shape=shape, gpu=gpu, layout=layout, kv_dtype=question.kv_dtype)
     weighted = _times(step_terms(system, load), constants.tpot, moved.tpot)
-    waited = _times(first_token_terms(system, load), constants.ttft, moved.ttft)
+    waited = _times(first_token_terms(system, load), constants.ttft, {})
     floor = floor_s(shape, layout, gpu) * 1e3
     is_fitted = group.split("/", 1)[0] == question.engine and any(name in gpu.name for name in facts.gpus)
     share = (1 / len(model.layers)) if question.draft_cost is None else question.draft_cost
-    rest = moved.rest(question)
+    rest = moved.rest((float(question.batch), float(question.input), float(question.output)))
     step = max(floor, sum(weighted.values()) * rest[0]) * (1 + question.drafts * share)
     tpot_spread, ttft_spread = _spreads(constants, moved, is_fitted=is_fitted)
     per_token = _bounds(step / load.expected_per_pass, tpot_spread, floor / load.expected_per_pass)
@@ -364,7 +328,7 @@ def _spreads(constants: Constants, factors: Factors, *, is_fitted: bool) -> tupl
     widen = 1.0 if is_fitted else UNFITTED_SPREAD
     return (
         constants.calibrated_tpot_spread if factors.tpot else constants.tpot_spread.wider(widen),
-        constants.calibrated_ttft_spread if factors.ttft else constants.ttft_spread.wider(widen),
+        constants.calibrated_ttft_spread if factors.has_ttft else constants.ttft_spread.wider(widen),
     )
 
 

@@ -22,8 +22,6 @@ from hitsend.plan.measured import Measured
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import floor_s, shape_of
 from hitsend.plan.speed import (
-    TPOT_FADE,
-    TTFT_FADE,
     Constants,
     SpeedFacts,
     SpeedQuestion,
@@ -31,6 +29,7 @@ from hitsend.plan.speed import (
     group_of,
     planned_terms,
 )
+from hitsend.plan.transfer import TPOT_FADE, expected
 
 NOISES = (0.02, 0.05, 0.1, 0.4, 0.8)
 """How little a calibration may believe one load; each group takes what makes its interval the narrowest."""
@@ -72,7 +71,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float
     planned_tpot_ms: float
     tpot_error: float
-    noise: tuple[float, float]
+    noise: float
     tpot_terms: dict[str, float]
     ttft_ms: float | None = None
     planned_ttft_ms: float | None = None
@@ -156,7 +155,7 @@ def _judged(row: Row, facts: SpeedFacts) -> Judged:
         tpot_ms=one.tpot_ms,
         planned_tpot_ms=tpot,
         tpot_error=tpot / one.tpot_ms - 1,
-        noise=(constants.tpot_noise, constants.ttft_noise),
+        noise=constants.tpot_noise,
         tpot_terms=_weighted(row.tpot_terms, constants.tpot),
         ttft_ms=one.ttft_ms,
         planned_ttft_ms=ttft,
@@ -176,9 +175,9 @@ class View(msgspec.Struct, frozen=True):
     terms: dict[str, float]
     measured: float
     error: float
-    noise: float
     load: tuple[float, float, float]
-    fade: float
+    noise: float | None = None
+    """None: its terms aren't moved, its errors are carried over as `transfer.py` does."""
 
     def octaves(self, other: "View") -> float:
         """How far another load is."""
@@ -189,14 +188,14 @@ def tpot_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.queues:
         return None
-    return View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.noise[0], row.load, TPOT_FADE)
+    return View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.load, row.noise)
 
 
 def ttft_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.ttft_error is None or row.ttft_ms is None:
         return None
-    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.noise[1], row.load, TTFT_FADE)
+    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.load)
 
 
 def score(rows: Sequence[Judged]) -> list[SpeedScore]:
@@ -216,6 +215,7 @@ def score(rows: Sequence[Judged]) -> list[SpeedScore]:
             _score(f"{what}, calibrated by one point", calibrated, 0.08),
             _score(f"{what}, calibrated by one within two octaves of its load", nearby, 0.08),
         ]
+    found.append(_score("TTFT, calibrated by the other loads of its system", swept_errors(held, ttft_of), 0.08))
     return [one for one in found if one.rows]
 
 
@@ -228,8 +228,26 @@ def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View |
             systems[row.system].append(view)
     errors = []
     for first, *others in systems.values():
-        factors = moved(first.terms, {}, first.measured, noise=first.noise)
-        errors += [predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1 for view in others]
+        errors += [_transferred(first, view) / view.measured - 1 for view in others]
+    return errors
+
+
+def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+    """Each row's time to a first token calibrated by all other loads of its system: what a load test of several levels
+    gives."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in rows:
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    errors = []
+    for views in systems.values():
+        known = [(view.load, math.log(view.measured / sum(view.terms.values()))) for view in views]
+        for index, view in enumerate(views):
+            others = known[:index] + known[index + 1 :]
+            if others:
+                planned = sum(view.terms.values()) * math.exp(expected(others, view.load))
+                errors.append(planned / view.measured - 1)
     return errors
 
 
@@ -251,10 +269,13 @@ def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | Non
 
 
 def _transferred(near: View, view: View) -> float:
-    """As `Factors` does: moved terms, times what is left of the near load's rest."""
+    """As `Factors` does: moved terms, times what is left of the near load's rest; without a noise, the rest alone."""
+    if near.noise is None:
+        known = [(near.load, math.log(near.measured / sum(near.terms.values())))]
+        return sum(view.terms.values()) * math.exp(expected(known, view.load))
     factors = moved(near.terms, {}, near.measured, noise=near.noise)
     rest = near.measured / predicted(near.terms, factors)
-    kept: float = rest ** (view.fade ** view.octaves(near))
+    kept: float = rest ** (TPOT_FADE ** view.octaves(near))
     return predicted(view.terms, factors_with_rest(view.terms, factors)) * kept
 
 
@@ -272,8 +293,7 @@ def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]
             planned = sum(view.terms.values())
             others = [other for other in views if other is not view]
             near = min(others, key=lambda other: abs(math.log(sum(other.terms.values()) / planned)))
-            factors = moved(near.terms, {}, near.measured, noise=near.noise)
-            errors.append(predicted(view.terms, factors_with_rest(view.terms, factors)) / view.measured - 1)
+            errors.append(_transferred(near, view) / view.measured - 1)
     return errors
 
 
@@ -323,21 +343,17 @@ def _constants(rows: Sequence[Row]) -> Constants:
     )
     facts = SpeedFacts(source="", as_of="", gpus=(), groups={rows[0].group: rough})
     judged = [_judged(msgspec.structs.replace(row, group=rows[0].group), facts) for row in plain]
-    calibrated = {noise: [msgspec.structs.replace(row, noise=(noise, noise)) for row in judged] for noise in NOISES}
+    calibrated = {noise: [msgspec.structs.replace(row, noise=noise) for row in judged] for noise in NOISES}
     tpot_spread, tpot_noise = min(
         ((_spread(near_errors(found, tpot_of)), noise) for noise, found in calibrated.items()), key=_width
-    )
-    ttft_spread, ttft_noise = min(
-        ((_spread(near_errors(found, ttft_of)), noise) for noise, found in calibrated.items()), key=_width
     )
     return msgspec.structs.replace(
         rough,
         tpot_spread=_spread([row.tpot_error for row in judged]),
         ttft_spread=_spread([row.ttft_error for row in judged if row.ttft_error is not None]),
         calibrated_tpot_spread=tpot_spread,
-        calibrated_ttft_spread=ttft_spread,
+        calibrated_ttft_spread=_spread(near_errors(judged, ttft_of)),
         tpot_noise=tpot_noise,
-        ttft_noise=ttft_noise,
     )
 
 

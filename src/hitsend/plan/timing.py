@@ -13,8 +13,9 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.calibrate import Point
 from hitsend.plan.fit import fit_terms
-from hitsend.plan.speed import Factors, SpeedPlan
+from hitsend.plan.speed import SpeedPlan
 from hitsend.plan.terms import Load, System, step_terms
+from hitsend.plan.transfer import Factors
 
 ALONE = 1.5
 """Requests in flight below which a first token waits for nobody."""

@@ -13,6 +13,8 @@ WINDOW_GROUPS = (0, 10, 0)
 
 CHUNKED_PREFILL = (0, 8, 0)
 """V1 became the default: a step's batch no longer has to hold a whole prompt."""
+PACKED_PAGES = (0, 23, 0)
+"""Of DeepSeek-V4: a block holds only as many pages of a size as some group has (its source; no log was at hand)."""
 GRAPHS_IN_POOL = (0, 21, 0)
 """The memory profile measures the graphs too."""
 
@@ -39,6 +41,12 @@ def has_chunked_prefill(version: str | None) -> bool:
     """Whether a profiled step is smaller than the longest prompt."""
     number = number_of(version)
     return number is None or number >= CHUNKED_PREFILL
+
+
+def has_packed_pages(version: str | None) -> bool:
+    """Whether a block of a compressed cache leaves out pages that no group fills."""
+    number = number_of(version)
+    return number is None or number >= PACKED_PAGES
 
 
 def has_graphs_in_pool(version: str | None) -> bool:

@@ -1,4 +1,4 @@
-// The planner. Enters: fields, which stand in the address after #, and perhaps a pasted config.json, which doesn't. Leaves:
+// The planner. Enters: fields, which stand in the address after #, and perhaps what files hold, which doesn't. Leaves:
 // the text and the document that `hitsend plan` gives to the same fields. Always true: the fields are the server's own list
 // of them; a question that is replaced by another one is called off.
 
@@ -60,6 +60,9 @@ function form(plan) {
   byId("plan-first").replaceChildren(...first.filter((name) => byName.has(name)).map((name) => field(byName.get(name))));
   byId("plan-more").replaceChildren(...fields.filter((each) => !first.includes(each.name)).map(field));
   byId("plan-paste").hidden = !byName.has("model");
+  const { pastable } = known.plans[plan];
+  for (const place of owns()) place.hidden = !pastable.includes(place.dataset.pasted);
+  byId("plan-own").hidden = !pastable.length;
   byId("plan-example").href = `#/plan/${plan}?${EXAMPLES[plan] ?? ""}`;
   byId("plan-example").hidden = !EXAMPLES[plan];
 }
@@ -86,6 +89,10 @@ function field({ name, kind, help, default: preset = null, needed = false }) {
   input.setAttribute("aria-describedby", told.id);
   return holding("div", "field", label, input, told);
 }
+
+const MOST_BYTES = 256 * 1024;
+const owns = () => [...byId("plan-own").querySelectorAll("[data-pasted]")];
+const areas = () => [byId("plan-config"), ...owns().map((place) => place.querySelector("textarea"))];
 
 const inputs = () => [...byId("plan-form").querySelectorAll("[data-plan]")];
 
@@ -124,7 +131,11 @@ async function ask(plan, query) {
   try {
     const body = { plan, fields: Object.fromEntries(new URLSearchParams(query)) };
     const pasted = byId("plan-config").value.trim();
-    if (pasted && !byId("plan-paste").hidden) body.config = parsed(pasted);
+    if (pasted && !byId("plan-paste").hidden) body.config = parsed("config", pasted);
+    for (const place of owns().filter((each) => !each.hidden)) {
+      const text = place.querySelector("textarea").value.trim();
+      if (text) body[place.dataset.pasted] = parsed(place.dataset.pasted, text);
+    }
     const headers = { "content-type": "application/json" };
     const response = await call("/inspect/plan", { method: "POST", body: JSON.stringify(body), headers, signal: own.signal });
     const found = await response.json();
@@ -146,20 +157,28 @@ async function ask(plan, query) {
   }
 }
 
-function parsed(text) {
+// One document, or one a line where a file may hold several.
+function parsed(name, text) {
   try {
-    return JSON.parse(text);
+    if (name !== "trace") return JSON.parse(text);
   } catch {
-    throw new Refused(400, "config: this is no JSON", "config");
+    if (name !== "calibrate") throw new Refused(400, `${name}: this is no JSON`, name);
   }
+  return text.split("\n").filter((line) => line.trim()).map((line, index) => {
+    try {
+      return JSON.parse(line);
+    } catch {
+      throw new Refused(400, `${name}: line ${index + 1} is no JSON`, name);
+    }
+  });
 }
 
 function fault(error) {
   const place = byId("plan-error");
   place.hidden = error === null;
   place.textContent = error?.message ?? "";
-  for (const input of [...inputs(), byId("plan-config")]) input.removeAttribute("aria-invalid");
-  const wrong = error?.param && (byId(`plan-field-${error.param}`) ?? (error.param === "config" ? byId("plan-config") : null));
+  for (const input of [...inputs(), ...areas()]) input.removeAttribute("aria-invalid");
+  const wrong = error?.param && (byId(`plan-field-${error.param}`) ?? areas().find((area) => area.id === `plan-${error.param}`));
   if (!wrong) return;
   wrong.setAttribute("aria-invalid", "true");
   const folded = wrong.closest("details");
@@ -176,7 +195,17 @@ byId("plan-form").addEventListener("submit", (submitted) => {
 });
 byId("plan-form").addEventListener("reset", (cleared) => {
   cleared.preventDefault();
-  byId("plan-config").value = "";
+  for (const area of areas()) area.value = "";
   if (location.hash === `#/plan/${drawn}`) fillIn(new URLSearchParams());
   else location.hash = `#/plan/${drawn}`;
 });
+for (const place of owns()) {
+  place.querySelector("input").addEventListener("change", async ({ target }) => {
+    const [file] = target.files;
+    if (!file) return;
+    const name = place.dataset.pasted;
+    fault(file.size > MOST_BYTES ? new Refused(413, `${name}: the file has ${file.size} bytes, limit ${MOST_BYTES}`, name) : null);
+    if (file.size <= MOST_BYTES) place.querySelector("textarea").value = await file.text();
+    target.value = "";
+  });
+}

@@ -1,7 +1,7 @@
 """`/inspect/plan`: the planner, for the inspector's page.
 
 Enters: a GET (what may be asked), a POST (a question). Leaves: JSON. Always true: the work is done in a process of its
-own, so no request waits for it; a caller gives numbers, known names and perhaps a model's config.json, never a path or
+own, so no request waits for it; a caller gives numbers, known names and perhaps what a file would hold, never a path or
 an address. Next: `exchange.py`.
 """
 
@@ -28,11 +28,15 @@ _kept: list[bytes] = []
 
 
 class PlanBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`fields` are the flags of `hitsend plan PLAN`, without their dashes; `config` is a model's config.json."""
+    """`fields` are the flags of `hitsend plan PLAN`, without their dashes; `config` is a model's config.json; the rest
+    is what the files hold that the flags of these names read: one document, or one a line."""
 
     plan: Plan
     fields: dict[str, Any] = {}
     config: dict[str, Any] | None = None
+    calibrate: dict[str, Any] | list[dict[str, Any]] | None = None
+    trace: list[dict[str, Any]] | None = None
+    facts: dict[str, Any] | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
