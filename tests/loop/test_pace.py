@@ -261,10 +261,10 @@ def test_a_crowd_is_one_until_none_of_it_is_left():
     assert not pace.crowds(1, 1)
 
 
-def crowding(**more):
-    """One that decodes, and a crowd that has just come."""
+def crowding(num_slots=64, **more):
+    """One that decodes, and a crowd that has just come: what the next step computes of it."""
     limits = LoopLimits(tpot_target_s=0.02, ttft_target_s=0.05)
-    driven = Driven(num_slots=64, cells_per_slot=1024, limits=limits)
+    driven = Driven(num_slots=num_slots, cells_per_slot=1024, limits=limits)
     driven.handle(submit("a", 5, max_tokens=600))
     for _ in range(5):
         driven.step()
@@ -273,9 +273,10 @@ def crowding(**more):
     return sum(row.prefill_tokens for row in driven.step()[-1].rows)
 
 
-def test_idle_work_is_no_crowd():
+def test_neither_idle_work_nor_those_without_a_place_are_a_crowd():
     assert crowding() > 4 * PIECE
     assert crowding(tier=IDLE_TIER) <= PIECE
+    assert crowding(num_slots=CROWD) <= PIECE, "one decodes, so that as many less one can begin"
 
 
 def mixed(rate, limits, seconds=90.0):

@@ -13,8 +13,8 @@ would take alone, and a chunk. A short prompt that has waited for half of `ttft_
 goes ahead with the whole budget: mean time per token can be made up for, a first token that is late can't.
 
 Holding prompts back helps nobody where decodes can't keep the target whatever is done: with more of them than a step of
-`tpot_target_s` bears (`is_too_full`), short prompts have the whole budget, in the order in which they came. Nor beside a
-crowd (`crowds`), most of which can't be on time: all of them but the few that decode already would only be later.
+`tpot_target_s` bears (`is_too_full`), short prompts have the whole budget, in the order in which they came. So does a
+crowd (`crowds`), most of which can't be on time: beside the pace of the few that decode already, all would be later.
 
 The costs are learnt from the steps themselves: a fixed part, one per decoded token, one per prompt token. Each step
 moves them by a bounded part of itself, so that a machine that stood still for a second is no lesson, and a slower one
