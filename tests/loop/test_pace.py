@@ -250,15 +250,16 @@ def test_the_last_of_a_crowd_waits_for_the_prompts_before_it_and_not_for_decodes
     assert percentile(few.gaps_s("r"), 0.5) < 0.1, "these are paced"
 
 
-def test_a_crowd_is_one_until_none_of_it_is_left():
+def test_a_crowd_is_one_until_none_of_it_is_left_and_most_can_keep_their_targets():
     pace = taught()
     tokens = math.ceil(2.0 / PREFILL_S * 1.5)
-    assert not pace.crowds(CROWD - 1, tokens)
-    assert not pace.crowds(CROWD, tokens // 3), "all of them can be on time"
-    assert pace.crowds(CROWD, tokens)
-    assert pace.crowds(1, 1)
-    assert not pace.crowds(0, 0)
-    assert not pace.crowds(1, 1)
+    assert not pace.crowds(CROWD - 1, tokens, is_lost=True)
+    assert not pace.crowds(CROWD, tokens // 3, is_lost=True), "all of them can be on time"
+    assert pace.crowds(CROWD, tokens, is_lost=False)
+    assert pace.crowds(1, 1, is_lost=False)
+    assert pace.crowds(0, 0, is_lost=True)
+    assert not pace.crowds(0, 0, is_lost=False)
+    assert not pace.crowds(1, 1, is_lost=True)
 
 
 def crowding(num_slots=64, **more):

@@ -98,11 +98,12 @@ class Pace:
         self._account_s = 0.0
         self._is_crowd = False
 
-    def crowds(self, num_prompts: int, num_tokens: int) -> bool:
+    def crowds(self, num_prompts: int, num_tokens: int, *, is_lost: bool) -> bool:
         """Whether so many short prompts, with so many tokens in all, are a crowd: too many to be all on time even with
-        the whole machine. To be asked in every step: a crowd is one until none of it is left."""
+        the whole machine. To be asked in every step: it lasts until none of them is left, and then as long as `is_lost`
+        says that most decodes can't keep their targets."""
         is_new = num_prompts >= CROWD and num_tokens * self.costs.prefill_s > self._ttft_s
-        self._is_crowd = is_new or (self._is_crowd and num_prompts > 0)
+        self._is_crowd = is_new or (self._is_crowd and (num_prompts > 0 or is_lost))
         return self._is_crowd
 
     def is_late(self, arrived_at: float, at: float) -> bool:

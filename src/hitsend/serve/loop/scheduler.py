@@ -84,7 +84,7 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
     """All of it for late short ones, beside too many decodes, or where somebody sits out; else what the pace allows."""
-    is_crowd = is_crowded(roster, plan.at)
+    is_crowd = is_crowded(roster, plan)
     if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
         return
     head = roster.waiting.head(plan.at)
