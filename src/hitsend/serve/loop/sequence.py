@@ -223,7 +223,7 @@ class Sequence:
 
     def copied(self, num_tokens: int, step: int) -> None:
         """A sibling's cache, of so many tokens, is now its own too."""
-        self.num_computed_tokens = num_tokens
+        self.num_computed_tokens, self.is_fetching = num_tokens, False
         self.last_step = step
 
     def append(self, token_id: int) -> None:
