@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-memory bench-peers bench-prefix bench-recording bench-search bench-segments bench-simulator bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade peers postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-memory bench-peers bench-prefix bench-recording bench-search bench-segments bench-simulator bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade native native-server peers postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -56,6 +56,10 @@ postgres: $(VENV)/.postgres ## the driver that usage.url=postgresql+asyncpg://â€
 setup: $(VENV)/.runtime ## install into .venv, nothing else
 
 dev: $(VENV)/.dev ## setup, and the development tools
+
+ifneq ($(wildcard .native/.built),)
+serve send: export HITSEND__ENGINE__LIBLLAMA ?= $(LIBLLAMA)
+endif
 
 serve: setup ## the server with the bundled model on 127.0.0.1:8000 (ARGS="--port 8001")
 	@$(BIN)/hitsend serve $(ARGS)
@@ -104,6 +108,31 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 	@test -x $(LITELLM)/bin/python || $(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python -m pip --disable-pip-version-check --quiet install 'litellm[proxy]==1.108.7' \
 		|| echo "LiteLLM could not be installed: measuring without it" >&2
+
+# The wheel's libllama is built for any x86-64 with AVX2. The same sources, from the package registry and checked by their
+# hash, compiled here use what this processor has.
+NATIVE := .native
+LIBLLAMA := $(abspath $(NATIVE))/build/bin/libllama.so
+BUILD = $(lastword $(subst ., ,$(shell sed -n 's/^xllamacpp==\([0-9.]*\).*/\1/p' requirements-native.lock)))
+$(NATIVE)/.built: $(VENV)/.runtime requirements-native.lock
+	@command -v cmake >/dev/null && command -v g++ >/dev/null \
+		|| { echo "a native libllama needs cmake and g++: apt-get install cmake g++" >&2; exit 1; }
+	@echo "compiling libllama for this processor into $(NATIVE) (minutes) ..."
+	@rm -rf $(NATIVE) && mkdir $(NATIVE)
+	@$(PIP) download --no-deps --no-binary xllamacpp --require-hashes -r requirements-native.lock --dest $(NATIVE)
+	@tar -xzf $(NATIVE)/xllamacpp-*.tar.gz --strip-components 2 -C $(NATIVE) --wildcards '*/thirdparty/llama.cpp'
+	@cmake -S $(NATIVE)/llama.cpp -B $(NATIVE)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
+		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_NUMBER=$(BUILD) \
+		> $(NATIVE)/build.log 2>&1 && cmake --build $(NATIVE)/build --parallel $$(nproc) --target llama >> $(NATIVE)/build.log 2>&1 \
+		|| { tail -20 $(NATIVE)/build.log >&2; exit 1; }
+	@touch $@
+
+native: $(NATIVE)/.built ## libllama compiled for this processor; make serve uses it from then on (needs cmake and g++)
+	@echo "make serve and make send use it from now on; elsewhere: --set engine.libllama=$(LIBLLAMA)"
+
+native-server: $(NATIVE)/.built ## llama-server of the same sources, so that make bench compares like with like
+	@cmake --build $(NATIVE)/build --parallel $$(nproc) --target llama-server >> $(NATIVE)/build.log 2>&1 \
+		|| { tail -20 $(NATIVE)/build.log >&2; exit 1; }
 
 peers: dev ## vLLM on the CPU and OpenVINO GenAI in .venv-peers, for bench-peers, bench-edge and tests (gigabytes)
 	@$(BIN)/python -m bench.peers.prepare
@@ -175,5 +204,5 @@ lock: $(VENV)/.dev ## resolve the locks again (the only target that picks versio
 	@$(COMPILE) --output-file requirements-dev.lock --constraint requirements.lock requirements-dev.in
 
 clean: ## remove .venv and caches (your data in .hitsend stays)
-	@rm -rf $(VENV) $(LITELLM) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) $(LITELLM) $(NATIVE) .venv-clients .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

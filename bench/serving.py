@@ -1,8 +1,9 @@
 """hitsend beside llama-server: same weights, same threads, same machine, one run, interleaved.
 
-Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--layout NAME] [--json FILE]
+Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--layout NAME] [--native] [--json FILE]
 Prints, per concurrency, the medians of output tokens/s, TTFT and TPOT (p50 and p99) of all, and the ratios of the
 medians. With --layout a second hitsend takes its turns, with the weights in that layout (auto: what is chosen here).
+With --native hitsend and llama-server also run on what `make native native-server` compiled for this machine.
 """
 
 import argparse
@@ -29,6 +30,12 @@ import psutil
 SLOTS, CONTEXT = 32, 1024
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 START_S, TUNE_S = 300, 3600
+PEER = "llama-server"
+Own = tuple[str, str, int]
+"""Address, model, process id."""
+
+NATIVE = pathlib.Path(__file__).resolve().parents[1] / ".native/build/bin"
+"""What `make native native-server` compiles."""
 
 
 def bundled_gguf() -> str:
@@ -37,6 +44,22 @@ def bundled_gguf() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the bundled model is not installed: run `make setup`")
     return str(pathlib.Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@contextmanager
+def native_llama_server(gguf: str, threads: int) -> Iterator[tuple[str, str]]:
+    """llama-server as it was compiled for this machine, with the same settings as `bench.llama_server`."""
+    port = free_port()
+    words = [str(NATIVE / "llama-server"), "--model", gguf, "--parallel", str(SLOTS), "--port", str(port)]
+    words += ["--ctx-size", str(SLOTS * CONTEXT), "--threads", str(threads), "--threads-batch", str(threads)]
+    process = subprocess.Popen([*words, "--no-kv-unified"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_ready(url, path="/health")
+        yield url, ""
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 @contextmanager
@@ -97,11 +120,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_ready(url: str, start_s: int = START_S) -> None:
-    """Until `/readyz` says so, or end the program."""
+def wait_ready(url: str, start_s: int = START_S, path: str = "/readyz") -> None:
+    """Until `path` says so, or end the program."""
     for _ in range(start_s * 10):
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=2):  # noqa: S310  # our own loopback server
+            with urllib.request.urlopen(f"{url}{path}", timeout=2):  # noqa: S310  # our own loopback server
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
@@ -137,18 +160,28 @@ def percentile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def run(rounds: int, levels: list[int], layout: str | None = None) -> dict[str, Any]:
+def ours(stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool) -> dict[str, Own]:
+    """Every hitsend that takes part: as shipped, and those that were asked for."""
+    compiled = (f"engine.libllama={NATIVE / 'libllama.so'}",) if native else ()
+    asked = {"hitsend": ()} | ({"hitsend native": compiled} if native else {})
+    if layout:
+        models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
+        asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *compiled)
+    return {
+        name: stack.enter_context(hitsend(gguf, threads, *more, start_s=TUNE_S if layout else START_S))
+        for name, more in asked.items()
+    }
+
+
+def run(rounds: int, levels: list[int], layout: str | None = None, *, native: bool = False) -> dict[str, Any]:
     """All rounds, the servers taking turns; order alternates so that none always goes first."""
     gguf, threads = bundled_gguf(), os.cpu_count() or 1
     with ExitStack() as stack:
-        own = {"hitsend": stack.enter_context(hitsend(gguf, threads))}
-        if layout:
-            models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
-            own[f"hitsend {layout}"] = stack.enter_context(
-                hitsend(gguf, threads, f"engine.layout={layout}", models, start_s=TUNE_S)
-            )
-        peer = stack.enter_context(llama_server(gguf, threads))
-        targets = [(name, one[:2]) for name, one in own.items()] + [("llama-server", peer)]
+        own = ours(stack, gguf, threads, layout, native=native)
+        peers = {PEER: stack.enter_context(llama_server(gguf, threads))}
+        if native:
+            peers[f"{PEER} native"] = stack.enter_context(native_llama_server(gguf, threads))
+        targets = [(name, one[:2]) for name, one in own.items()] + list(peers.items())
         rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {name: [] for name, _ in targets} for c in levels}
         for target in targets:
             measure(target[1], 2, 4, 99)
@@ -169,9 +202,9 @@ def run(rounds: int, levels: list[int], layout: str | None = None) -> dict[str, 
     return {"machine": machine(threads), "rounds": rounds, "medians": medians, "runs": rows}
 
 
-def costs(ours: tuple[str, str, int]) -> dict[str, float]:
+def costs(target: Own) -> dict[str, float]:
     """Seconds since the start: steps inside the model and around it, and the edge process's CPU."""
-    url, _, pid = ours
+    url, _, pid = target
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310  # our own loopback server
         text = answer.read().decode()
     parts = {
@@ -205,17 +238,15 @@ def show(result: dict[str, Any]) -> None:
             print(f"| {concurrency} | {name} | {m['tokens_per_s']:.1f} | {ttft} | {tpot} |")
     print()
     for concurrency, by in result["medians"].items():
-        for name in sorted(by.keys() - {"llama-server"}):
+        for name in (name for name in by if not name.startswith(PEER)):
             loop, edge = by[name]["loop_percent"], by[name]["edge_percent"]
             beside = f"loop {loop:.1f} % of the steps' time, edge {edge:.1f} % of a core, together {loop + edge:.1f} %"
             print(f"beside the model at c={concurrency} ({name}): {beside}")
     for concurrency, by in result["medians"].items():
-        peer = by["llama-server"]
-        for name in sorted(by.keys() - {"llama-server"}):
-            ours, first = by[name]["tokens_per_s"] / peer["tokens_per_s"], by[name]["ttft_p99_ms"] / peer["ttft_p99_ms"]
-            print(
-                f"ratio at c={concurrency}: {name} {ours:.2f} x llama-server's output tokens/s, TTFT p99 {first:.2f} x"
-            )
+        for peer in (name for name in by if name.startswith(PEER)):
+            for name in (name for name in by if not name.startswith(PEER)):
+                ours, first = (by[name][key] / by[peer][key] for key in ("tokens_per_s", "ttft_p99_ms"))
+                print(f"ratio at c={concurrency}: {name} {ours:.2f} x {peer}'s output tokens/s, TTFT p99 {first:.2f} x")
 
 
 def main() -> None:
@@ -224,9 +255,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--layout", help="also hitsend with its weights in this layout, as a third server")
+    parser.add_argument("--native", action="store_true", help="also on what `make native native-server` compiled")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
-    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")], asked.layout)
+    if asked.native and not (NATIVE / "llama-server").exists():
+        raise SystemExit("--native: compile first: make native native-server")
+    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")], asked.layout, native=asked.native)
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))

@@ -1,6 +1,6 @@
 """hitsend beside llama-server, vLLM on the CPU and OpenVINO GenAI: same checkpoint, same threads, one interleaved run.
 
-Usage: python -m bench.peers.run [--rounds 3] [--concurrency 1,8,32] [--minutes 11] [--long] [--json FILE]
+Usage: python -m bench.peers.run [--rounds 3] [--concurrency 1,8,32] [--minutes 11] [--long] [--native] [--json FILE]
 Peers that `python -m bench.peers.prepare` hasn't installed are left out. hitsend runs twice: with the weights as
 shipped and with `engine.layout=auto`. Servers that wait use no core. All have their prefix caches
 on. A round that wouldn't end within the minutes isn't begun, so that nobody has fewer rounds than another.
@@ -20,7 +20,17 @@ from statistics import median
 from typing import Any
 
 from bench.peers.servers import openvino, there, vllm
-from bench.serving import OUTPUT_TOKENS, PROMPT_TOKENS, bundled_gguf, hitsend, llama_server, machine, measure
+from bench.serving import (
+    NATIVE,
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    bundled_gguf,
+    hitsend,
+    llama_server,
+    machine,
+    measure,
+    native_llama_server,
+)
 
 Target = tuple[str, str]
 OURS, TUNED = "hitsend", "hitsend, layout auto"
@@ -29,13 +39,14 @@ SYSTEM, SHARED_INPUT, SHARED_OUTPUT, SHARED_AT = 512, 64, 32, 8
 
 
 @contextmanager
-def everyone(threads: int) -> Iterator[dict[str, Target]]:
-    """All servers, ready."""
+def everyone(threads: int, *, native: bool) -> Iterator[dict[str, Target]]:
+    """All servers, ready; `native`: on the libllama that was compiled for this machine."""
     gguf = bundled_gguf()
+    more = (f"engine.libllama={NATIVE / 'libllama.so'}",) if native else ()
     with ExitStack() as stack:
-        targets: dict[str, Target] = {OURS: stack.enter_context(hitsend(gguf, threads))[:2]}
-        targets[TUNED] = stack.enter_context(hitsend(gguf, threads, "engine.layout=auto"))[:2]
-        targets["llama-server"] = stack.enter_context(llama_server(gguf, threads))
+        targets: dict[str, Target] = {OURS: stack.enter_context(hitsend(gguf, threads, *more))[:2]}
+        targets[TUNED] = stack.enter_context(hitsend(gguf, threads, "engine.layout=auto", *more))[:2]
+        targets["llama-server"] = stack.enter_context((native_llama_server if native else llama_server)(gguf, threads))
         if "vLLM" in there():
             targets["vLLM"] = stack.enter_context(vllm(threads))
         if "OpenVINO" in there():
@@ -60,12 +71,12 @@ def shared(target: Target, requests: int, seed: int) -> dict[str, float]:
     return {"tokens_per_s": level["output_tokens_per_s"], "ttft_p50_ms": ttft["p50"], "ttft_p99_ms": ttft["p99"]}
 
 
-def run(rounds: int, levels: list[int], minutes: float, *, times: int) -> dict[str, Any]:
+def run(rounds: int, levels: list[int], minutes: float, *, times: int, native: bool = False) -> dict[str, Any]:
     """Rounds until they or the minutes are over; `times` the concurrency is how many requests each measurement has."""
     threads, began = os.cpu_count() or 1, time.monotonic()
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     done = 0
-    with everyone(threads) as targets:
+    with everyone(threads, native=native) as targets:
         for target in targets.values():
             measure(target, 2, 4, 99)
         for number in range(rounds):
@@ -119,10 +130,11 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--minutes", type=float, default=11.0)
     parser.add_argument("--long", action="store_true", help="three times the requests; give it --minutes 40")
+    parser.add_argument("--native", action="store_true", help="what `make native native-server` compiled")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     levels = [int(c) for c in asked.concurrency.split(",")]
-    result = run(asked.rounds, levels, asked.minutes, times=3 if asked.long else 1)
+    result = run(asked.rounds, levels, asked.minutes, times=3 if asked.long else 1, native=asked.native)
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))
