@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,12 +13,16 @@ from hitsend.gguf import GgufTensor, read_header
 from hitsend.serve.engine import convert as conversion
 from hitsend.serve.engine import offsets
 from hitsend.serve.engine.adapters import Adapters, check_adapter
+from hitsend.serve.engine.embedding_messages import OpenEmbedder
+from hitsend.serve.engine.embedding_worker import EmbeddingWorker
 from hitsend.serve.engine.layouts import converted, discard, layouts_dir
 from hitsend.serve.engine.libllama import Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.loading import load
 from hitsend.serve.engine.requantise import Q4_1
 from hitsend.serve.engine.shape import CellPlan
 from hitsend.serve.engine.sizing import size
+from hitsend.serve.engine.speculating import speculator_for
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
@@ -90,7 +95,8 @@ def test_a_file_becomes_two_that_belong_together(tmp_path):
     assert header.metadata["hitsend.layout"] == RECIPE
     assert offsets.offsets_beside(str(target), header) == file
     assert offsets.offsets_bytes(str(target), header) == sum(t.n_bytes for t in gguf.GGUFReader(file).tensors)
-    assert check_adapter(AdapterSettings("offsets", str(file)), "llama")
+    with pytest.raises(ConfigError, match=r"adapters\[offsets\]\.path: .* is a part of a model in the layout"):
+        check_adapter(AdapterSettings("offsets", str(file)), "llama")
     discard(source, tmp_path / "models", RECIPE)
     assert files_in(layouts_dir(tmp_path / "models")) == {".json", ".lock"}
 
@@ -106,6 +112,15 @@ def test_weights_without_their_own_offsets_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="its offsets are missing"):
         offsets.offsets_beside(str(target), header)
     assert offsets.offsets_beside(str(tmp_path / "a.gguf"), read_header(str(tmp_path / "a.gguf"))) is None
+
+
+def test_a_split_file_is_refused_where_its_parts_cannot_be_brought_together(tmp_path):
+    target = make(tiny(tmp_path / "a.gguf"), tmp_path / "models")
+    for part in (target, offsets.offsets_path(target)):
+        with pytest.raises(
+            ConfigError, match=r"^engine\.embedding_model: .* in the layout q4_0\+offsets: use the file"
+        ):
+            EmbeddingWorker(OpenEmbedder(str(part), None, 0, 1))
 
 
 def test_a_conversion_that_fails_leaves_neither_part(tmp_path):
@@ -147,6 +162,21 @@ def test_the_model_computes_the_same_with_an_adapter_of_the_user_and_without(mod
     assert np.abs(mine["red"] - mine[None]).mean() > 2 * np.abs(mine["red"] - shipped["red"]).mean()
     whole = sum(file.stat().st_size for file in (target, offsets.offsets_path(target)))
     assert size(WorkerConfig("m", str(target), SMALL)).facts.weights_bytes == pytest.approx(whole, rel=0.03)
+    drafting = msgspec.structs.replace(SMALL, speculation="draft", draft_model=str(target))
+    beside = size(WorkerConfig("m", model_path, drafting)).memory.adapters
+    assert beside == offsets.offsets_bytes(str(target), read_header(str(target))) > 0
+    offsets.offsets_path(target).unlink()
+    with pytest.raises(ConfigError, match=rf"^engine\.layout: {target} is q4_0\+offsets, .* missing"):
+        size(WorkerConfig("m", str(target), SMALL))
+    for use in (size, loaded):
+        with pytest.raises(ConfigError, match=rf"^engine\.draft_model: {target} is q4_0\+offsets, .* missing"):
+            use(WorkerConfig("m", model_path, drafting))
+
+
+def loaded(config: WorkerConfig) -> None:
+    """As the worker does it."""
+    decoder, facts, _ = load(config, SystemClock())
+    speculator_for(decoder, facts, config.settings, SystemClock())
 
 
 def logits_of(

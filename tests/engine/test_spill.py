@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.spill import PENDING_BYTES, SpillFolder
+from hitsend.serve.engine.spill import PENDING_BYTES, SHORT_BYTES, SpillFolder
 from tests.served import until
 
 TOKENS = np.arange(100, dtype=np.int32)
@@ -56,6 +56,63 @@ def test_what_was_put_comes_back_and_leaves_nothing_behind(spill: SpillFolder, t
     spill.put("salt", TOKENS, SAVED)
     spill.close()
     assert list((tmp_path / "cache").glob("spill-*")) == []
+
+
+LONG = np.resize(SAVED, SHORT_BYTES + 1)
+
+
+def long_file(spill: SpillFolder, folder: Path) -> tuple[int, Path]:
+    number = spill.put("salt", TOKENS, LONG)
+    until(lambda: spill._files[number].saved, lambda saved: saved is None)
+    return number, max(files(folder), key=lambda each: each.stat().st_mtime_ns)
+
+
+def test_a_long_file_is_read_before_it_is_asked_for(spill: SpillFolder, tmp_path: Path) -> None:
+    number, path = long_file(spill, tmp_path)
+    spill.fetch(number)
+    assert until(lambda: spill.fetch(number), bool)
+    path.unlink()
+    found = spill.get(number, "salt", TOKENS)
+    assert found is not None, "it was there already"
+    assert np.array_equal(found, LONG)
+    assert spill.get(number, "salt", TOKENS) is None, "and is given once"
+    short, _ = put(spill, tmp_path)
+    assert spill.fetch(short)
+    assert spill.fetch(99)
+
+
+def test_whoever_gets_it_while_it_is_read_waits_for_it(spill: SpillFolder, tmp_path: Path) -> None:
+    number, _ = long_file(spill, tmp_path)
+    assert not spill.fetch(number)
+    found = spill.get(number, "salt", TOKENS)
+    assert found is not None
+    assert np.array_equal(found, LONG)
+
+
+def test_a_long_file_that_was_changed_is_a_miss_too(spill: SpillFolder, tmp_path: Path) -> None:
+    number, path = long_file(spill, tmp_path)
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+    assert not spill.fetch(number)
+    assert until(lambda: spill.fetch(number), bool)
+    assert spill.get(number, "salt", TOKENS) is None
+
+
+def test_what_was_read_for_somebody_who_left_is_bounded(spill: SpillFolder, tmp_path: Path) -> None:
+    spill.pending_bytes = 2 * LONG.nbytes
+    numbers = [long_file(spill, tmp_path)[0] for _ in range(3)]
+    for number in numbers[:2]:
+        spill.fetch(number)
+        assert until(lambda number=number: spill.fetch(number), bool)
+    spill.fetch(numbers[2])  # the first two make way
+    assert until(lambda: spill.fetch(numbers[2]), bool)
+    assert spill._fetched == LONG.nbytes
+    for number in numbers:
+        spill.drop(number)
+    assert spill._fetched == 0
 
 
 def test_nobody_gets_what_was_put_for_somebody_else(spill: SpillFolder, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.pace import FINEST, FLOOR, PIECE, Pace, StepCosts
+from hitsend.serve.loop.pace import CROWD, FINEST, FLOOR, PIECE, Pace, StepCosts
 from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 from tests.loop.simulated import (
@@ -232,6 +233,51 @@ def test_a_decode_that_has_lost_holds_no_short_prompt_back():
     driven.handle(submit("b", 600))
     pieces = [prefilled(driven, "b") for _ in range(4)]
     assert min(pieces) >= PIECE
+
+
+def warm_then(name, number, at, **more):
+    """Some work, from which costs are learnt; then so many prompts at once."""
+    before = [arrival(0.0, f"w{each}", 96, 24) for each in range(8)]
+    crowd = [arrival(at, f"{name}{each}", 128, OUTPUT_TOKENS) for each in range(number)]
+    return Simulated([*before, *crowd], **more)
+
+
+def test_the_last_of_a_crowd_waits_for_the_prompts_before_it_and_not_for_decodes():
+    prompts_s = 32 * 128 * PREFILL_S
+    ran = warm_then("r", 32, 10.0)
+    assert prompts_s <= ran.of("r")[-1] <= 1.1 * prompts_s
+    few = warm_then("r", CROWD - 1, 10.0)
+    assert percentile(few.gaps_s("r"), 0.5) < 0.1, "these are paced"
+
+
+def test_a_crowd_is_one_until_none_of_it_is_left_and_most_can_keep_their_targets():
+    pace = taught()
+    tokens = math.ceil(2.0 / PREFILL_S * 1.5)
+    assert not pace.crowds(CROWD - 1, tokens, is_lost=True)
+    assert not pace.crowds(CROWD, tokens // 3, is_lost=True), "all of them can be on time"
+    assert pace.crowds(CROWD, tokens, is_lost=False)
+    assert pace.crowds(1, 1, is_lost=False)
+    assert pace.crowds(0, 0, is_lost=True)
+    assert not pace.crowds(0, 0, is_lost=False)
+    assert not pace.crowds(1, 1, is_lost=True)
+
+
+def crowding(num_slots=64, **more):
+    """One that decodes, and a crowd that has just come: what the next step computes of it."""
+    limits = LoopLimits(tpot_target_s=0.02, ttft_target_s=0.05)
+    driven = Driven(num_slots=num_slots, cells_per_slot=1024, limits=limits)
+    driven.handle(submit("a", 5, max_tokens=600))
+    for _ in range(5):
+        driven.step()
+    for number in range(2 * CROWD):
+        driven.handle(submit(f"b{number}", 100, **more))
+    return sum(row.prefill_tokens for row in driven.step()[-1].rows)
+
+
+def test_neither_idle_work_nor_those_without_a_place_are_a_crowd():
+    assert crowding() > 4 * PIECE
+    assert crowding(tier=IDLE_TIER) <= PIECE
+    assert crowding(num_slots=CROWD) <= PIECE, "one decodes, so that as many less one can begin"
 
 
 def mixed(rate, limits, seconds=90.0):

@@ -15,12 +15,19 @@ A = tuple(1 + i % 50 for i in range(40))
 
 
 class Files:
-    """A disk: what is put is there, unless it is taken away. `asked` are the salts that something was read for."""
+    """A disk: what is put is there, unless it is taken away. `asked` are the salts that something was read for.
+
+    `looks` says how often somebody has to ask until a file is there; `fetched` are the numbers that were asked for.
+    """
 
     problem = None
 
-    def __init__(self):
-        self.files, self.number, self.asked = {}, 0, []
+    def __init__(self, looks=0):
+        self.files, self.number, self.asked, self.looks, self.fetched = {}, 0, [], looks, []
+
+    def fetch(self, number):
+        self.fetched.append(number)
+        return self.fetched.count(number) > self.looks
 
     def takes(self, num_bytes):
         return True
@@ -291,6 +298,53 @@ def test_what_memory_has_no_room_for_comes_back_from_disk():
         assert driven.tokens(name) == alone(prompts["a"])
     assert driven.done["again", 0].num_cached_tokens == 36
     assert disk.asked == ["one"], "no file is read for who may not have it"
+
+
+def beside_disk(disk, *, decodes):
+    """Three prompts were here and one of them is on disk only; then somebody decodes, and it is asked for again."""
+    driven = cached(num_slots=2, num_bytes=200, disk=disk)
+    for first, name in enumerate("abcd", 1):
+        driven.handle(ask(name, (first, *A[1:])))
+        driven.run()
+    if decodes:
+        driven.handle(ask("busy", (9, 9, 9), max_tokens=30, salt="other"))
+        driven.step()
+    driven.handle(ask("again", (1, *A[1:])))
+    return driven
+
+
+def test_nobody_waits_for_a_file_that_is_read_for_another():
+    disk = Files(looks=5)
+    driven = beside_disk(disk, decodes=True)
+    for _ in range(5):
+        rows = driven.step()[-1].rows
+        assert [row.request_id for row in rows] == ["busy"], "a token in each step meanwhile"
+        assert disk.asked == []
+    driven.run()
+    assert disk.asked == ["one"]
+    assert found(driven, "again") == (36, "disk")
+    assert driven.tokens("again") == alone((1, *A[1:]))
+
+
+def test_a_file_is_read_at_once_where_nobody_else_goes_on():
+    disk = Files(looks=10**6)
+    driven = beside_disk(disk, decodes=False)
+    driven.step()
+    assert (disk.asked, disk.fetched) == (["one"], [])
+    driven = beside_disk(disk := Files(looks=10**6), decodes=True)
+    driven.run()  # the other one ends, and then nothing is waited for
+    assert (disk.asked, found(driven, "again")) == (["one"], (36, "disk"))
+
+
+def test_one_that_waits_for_a_file_can_go():
+    disk = Files(looks=10**6)
+    driven = beside_disk(disk, decodes=True)
+    driven.step()
+    driven.handle(Abort("again"))
+    driven.run()
+    assert driven.done["again", 0].reason == "cancelled"
+    assert disk.asked == []
+    assert driven.loop.pulse().check is None
 
 
 def test_a_file_that_is_lost_is_a_miss_and_nothing_else():

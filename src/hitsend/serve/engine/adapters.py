@@ -14,7 +14,7 @@ import numpy as np
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufHeader, read_header
 from hitsend.serve.engine.libllama import Library
-from hitsend.serve.engine.offsets import TIMES, offsets_beside
+from hitsend.serve.engine.offsets import TIMES, check_whole, offsets_beside
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import DecoderFailed
 from hitsend.settings import AdapterSettings
@@ -34,11 +34,16 @@ class Adapters:
     """All adapters of one model, by name, for one context. They live as long as the model."""
 
     def __init__(
-        self, model: LoadedModel, header: GgufHeader, path: str, files: Sequence[AdapterSettings] = ()
+        self,
+        model: LoadedModel,
+        header: GgufHeader,
+        path: str,
+        files: Sequence[AdapterSettings] = (),
+        where: str = "engine.layout",
     ) -> None:
-        """`header` and `path` are those of the model's file. Raises ConfigError."""
+        """`header` and `path` are those of the model's file, `where` the setting to blame. Raises ConfigError."""
         self._library: Library = model.library
-        offsets = offsets_beside(path, header)
+        offsets = offsets_beside(path, header, where)
         always = []
         if offsets is not None:
             file = AdapterSettings(name=_OFFSETS, path=str(offsets), scale=1 / TIMES)
@@ -46,6 +51,8 @@ class Adapters:
         self.names = frozenset(file.name for file in files)
         """What `use` may be asked for."""
         self._sets: dict[str | None, _Set] = {None: _Set(*always)}
+        for file in files:
+            check_adapter(file, header.architecture)
         self._sets |= {file.name: _Set(*always, _load(model, header.architecture, file)) for file in files}
         self._active = _Set()
 
@@ -62,7 +69,13 @@ class Adapters:
 
 
 def check_adapter(file: AdapterSettings, architecture: str) -> int:
-    """Judge the file by its header; returns the bytes of its tensors. Raises ConfigError."""
+    """Judge a user's file by its header; returns the bytes of its tensors. Raises ConfigError."""
+    header = _judged(file, architecture)
+    check_whole(file.path, header, f"adapters[{file.name}].path")
+    return header.tensor_bytes
+
+
+def _judged(file: AdapterSettings, architecture: str) -> GgufHeader:
     where = f"adapters[{file.name}].path"
     header = read_header(file.path, where)
     found = header.metadata.get("general.type"), header.metadata.get("adapter.type")
@@ -74,11 +87,11 @@ def check_adapter(file: AdapterSettings, architecture: str) -> int:
         raise ConfigError(f"{where}: {file.path} has {header.num_tensors} tensors, expected pairs of A and B")
     if "adapter.alora.invocation_tokens" in {*header.metadata, *header.array_lengths}:
         raise ConfigError(f"{where}: {file.path} is an activated LoRA, which only works from certain words on")
-    return header.tensor_bytes
+    return header
 
 
 def _load(model: LoadedModel, architecture: str, file: AdapterSettings) -> tuple[int, float]:
-    check_adapter(file, architecture)
+    _judged(file, architecture)
     library = model.library
     library.take_lines()
     handle: int = library.llama_adapter_lora_init(model.handle, file.path.encode()) or 0

@@ -30,6 +30,7 @@ from hitsend.serve.engine.embedding_messages import (
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_embedder import BATCH_INPUTS, LlamaEmbedder
 from hitsend.serve.engine.loading import num_cores
+from hitsend.serve.engine.offsets import check_whole
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.parent import ParentLine
 
@@ -39,6 +40,7 @@ class EmbeddingWorker:
 
     def __init__(self, order: OpenEmbedder) -> None:
         header = read_header(order.model_path)
+        check_whole(order.model_path, header, "engine.embedding_model")
         library = open_library(order.libllama)
         self._model = LoadedModel(library, order.model_path)
         threads = order.num_threads or num_cores()

@@ -120,24 +120,30 @@ def offsets_path(weights: Path) -> Path:
     return weights.with_suffix(".offsets.gguf")
 
 
-def offsets_beside(path: str, header: GgufHeader) -> Path | None:
+def offsets_beside(path: str, header: GgufHeader, where: str = "engine.layout") -> Path | None:
     """The adapter that these weights need; None where they need none. Raises ConfigError where it isn't theirs."""
     if header.metadata.get(LAYOUT_KEY) != RECIPE:
         return None
     file = offsets_path(Path(path))
     if not file.is_file():
-        raise ConfigError(f"engine.layout: {path} is {RECIPE}, and its offsets are missing: {file}")
-    found = read_header(str(file), "engine.layout").metadata
+        raise ConfigError(f"{where}: {path} is {RECIPE}, and its offsets are missing: {file}")
+    found = read_header(str(file), where).metadata
     expected = {key: header.metadata.get(key) for key in (LAYOUT_KEY, SOURCE_KEY, "general.architecture")}
     if {key: found.get(key) for key in expected} != expected:
-        raise ConfigError(f"engine.layout: the offsets {file} belong to other weights than {path}")
+        raise ConfigError(f"{where}: the offsets {file} belong to other weights than {path}")
     return file
 
 
-def offsets_bytes(path: str, header: GgufHeader) -> int:
+def check_whole(path: str, header: GgufHeader, where: str) -> None:
+    """Raises ConfigError for weights without their offsets and for offsets, where the two can't be brought together."""
+    if header.metadata.get(LAYOUT_KEY) == RECIPE:
+        raise ConfigError(f"{where}: {path} is a part of a model in the layout {RECIPE}: use the file it was made from")
+
+
+def offsets_bytes(path: str, header: GgufHeader, where: str = "engine.layout") -> int:
     """What the adapter of these weights takes; 0 where they need none. Raises ConfigError."""
-    file = offsets_beside(path, header)
-    return 0 if file is None else read_header(str(file), "engine.layout").tensor_bytes
+    file = offsets_beside(path, header, where)
+    return 0 if file is None else read_header(str(file), where).tensor_bytes
 
 
 def text(words: str) -> bytes:

@@ -76,16 +76,17 @@ class Memory(msgspec.Struct, frozen=True):
 def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
     """What the engine's process will take; without a rehearsal, `compute` and `process` are 0. Raises ConfigError."""
     settings = config.settings
-    models = [(config.model_path, settings.kv_type)]
+    models = [(config.model_path, settings.kv_type, "engine.layout")]
     if settings.draft_model is not None and settings.speculation in {"auto", "draft"}:
-        models.append((settings.draft_model, "f16"))
+        models.append((settings.draft_model, "f16", "engine.draft_model"))
     memory = Memory()
-    for path, kv_type in models:
+    for path, kv_type, where in models:
         header = read_header(path)
         shape = memory_shape(header, kv_type)
         memory = msgspec.structs.replace(
             memory,
             weights=memory.weights + header.tensor_bytes,
+            adapters=memory.adapters + offsets_bytes(path, header, where),
             cells=memory.cells + plan.num_cells * shape.kv_bytes_per_cell,
             state=memory.state + num_states(plan, settings) * shape.state_bytes_per_slot,
         )
@@ -94,10 +95,10 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
     memory = msgspec.structs.replace(
         memory,
         cells=memory.cells + head_bytes(header, plan, settings),
-        adapters=adapters + offsets_bytes(config.model_path, header),
+        adapters=memory.adapters + adapters,
     )
     try:
-        found = [_rehearsed(path, plan, settings, library, kv_type) for path, kv_type in models]
+        found = [_rehearsed(path, plan, settings, library, kv_type) for path, kv_type, _ in models]
     except ConfigError:
         return memory
     compute, repacked = sum(each.compute for each in found), sum(each.repacked for each in found)

@@ -175,7 +175,7 @@ def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSe
         step_tokens=decoder.max_batch_tokens,
         num_threads=facts.num_threads,
         is_unified=facts.kv_mode == "unified",
-        adapters=Adapters(model, header, path),
+        adapters=Adapters(model, header, path, where="engine.draft_model"),
     )
     if not drafting.can_go_back:
         raise ConfigError(f"engine.draft_model: {path} keeps one state per sequence and can't take tokens back")

@@ -1,15 +1,16 @@
 """Saved prefixes in files: the `Disk` of the engine's child.
 
-A file is written by a thread, so that no step waits for a disk, and read by the step that uses it. Nothing outlives the
-process: names are random, and what vouches for a file is a key that only this process has. So no file of another
-process, model, build or tenant, none that was cut short and none that was changed is ever restored: it is a miss.
+A file is written by a thread, so that no step waits for a disk, and read by another (`fetch`), or by the step that uses
+it where nobody else would be kept waiting or it is short. Nothing outlives the process: names are random, and what
+vouches for a file is a key that only this process has. So no file of another process, model, build or tenant, none that
+was cut short and none that was changed is ever restored: it is a miss.
 
     folder/spill-RANDOM/   0700; `lock` is held as long as its process lives; the next start deletes those of the dead
     file                   magic, hash of what it is for (model, KV type, salt, tokens), length, MAC over all; the bytes
 
 Enters: bytes to put, numbers to get. Leaves: bytes, or None. Always true: at most `PENDING_BYTES`, or one entry, wait
-to be written; the first failure of a write ends all writing, says so once (`problem`), and changes nothing else; what
-is there can still be read. Next: `../loop/disk.py`.
+to be written, and as many were read and not yet taken; the first failure of a write ends all writing, says so once
+(`problem`), and changes nothing else; what is there can still be read. Next: `../loop/disk.py`.
 """
 
 import contextlib
@@ -37,6 +38,9 @@ from hitsend.settings import EngineSettings
 PENDING_BYTES = 64 * 1024 * 1024
 """Of bytes that have left the books of host memory and aren't written yet."""
 
+SHORT_BYTES = 4 * 1024 * 1024
+"""Read and checked in a few milliseconds."""
+
 _HEAD = struct.Struct("<8s32sQ32s")
 _MAGIC = b"hitsend1"
 _PIECE = 1024 * 1024
@@ -45,46 +49,74 @@ _PREFIX = "spill-"
 
 
 class _File(msgspec.Struct):
-    """One of them. `saved` until it is written; `is_dropped`: nobody wants it any more."""
+    """One of them. `saved` until it is written; `is_dropped`: nobody wants it any more. `is_asked`: it is being read,
+    or `is_read`, and `found` is what there was."""
 
     path: Path
     what: bytes
+    num_bytes: int
     saved: NDArray[np.uint8] | None
     is_dropped: bool = False
+    is_asked: bool = False
+    is_read: bool = False
+    found: NDArray[np.uint8] | None = None
 
 
 class SpillFolder:
-    """See the module's docstring. `put`, `get`, `drop` and `close` belong to one thread."""
+    """See the module's docstring. `put`, `fetch`, `get`, `drop` and `close` belong to one thread."""
 
     def __init__(self, folder: Path, model: bytes) -> None:
         """`model`: what the bytes are good for. Raises ConfigError where nothing can be written there."""
         self.problem: str | None = None
+        self.pending_bytes = PENDING_BYTES
         self._secret = secrets.token_bytes(32)
         self._model = model
         self._files: dict[int, _File] = {}
         self._number = 0
-        self._pending = 0
+        self._pending = self._fetched = 0
         self._work: deque[_File | None] = deque()
+        self._to_read: deque[_File | None] = deque()
         self._ready = threading.Condition()
         try:
             self._folder, self._lock = _own_folder(folder)
         except OSError as failure:
             raise ConfigError(f"engine.prefix_cache_dir: can't use {folder}: {failure.strerror}") from failure
         self._writer = threading.Thread(target=self._write_all, name="spill", daemon=True)
+        self._reader = threading.Thread(target=self._read_all, name="spill-read", daemon=True)
         self._writer.start()
+        self._reader.start()
 
     def takes(self, num_bytes: int) -> bool:
         """Whether `put` would take so many bytes now: never, after a write has failed."""
         with self._ready:
-            return self.problem is None and (not self._pending or self._pending + num_bytes <= PENDING_BYTES)
+            return self.problem is None and (not self._pending or self._pending + num_bytes <= self.pending_bytes)
 
     def put(self, salt: str, tokens: NDArray[np.int32], saved: NDArray[np.uint8]) -> int:
         """Have it written; returns its number."""
         self._number += 1
-        file = _File(self._folder / secrets.token_hex(16), self._what(salt, tokens), saved)
+        file = _File(self._folder / secrets.token_hex(16), self._what(salt, tokens), saved.nbytes, saved)
         self._files[self._number] = file
         self._do(file, saved.nbytes)
         return self._number
+
+    def fetch(self, number: int) -> bool:
+        """Whether `get` has nothing to read, or little, or there is no room to read it before; else it is read now."""
+        file = self._files.get(number)
+        with self._ready:
+            if file is None or file.saved is not None or file.is_read or file.num_bytes <= SHORT_BYTES:
+                return True
+            if file.is_asked:
+                return False
+            if self._fetched + file.num_bytes > self.pending_bytes:
+                for other in self._files.values():  # whoever wanted it has gone
+                    self._forget(other)
+            if self._fetched and self._fetched + file.num_bytes > self.pending_bytes:
+                return True
+            file.is_asked = True
+            self._fetched += file.num_bytes
+            self._to_read.append(file)
+            self._ready.notify_all()
+        return False
 
     def get(self, number: int, salt: str, tokens: NDArray[np.int32]) -> NDArray[np.uint8] | None:
         """What was put, if it is all there and was put for this salt and these tokens."""
@@ -92,8 +124,10 @@ class SpillFolder:
         if file is None or not hmac.compare_digest(file.what, self._what(salt, tokens)):
             return None
         with self._ready:
-            saved = file.saved
-        if saved is not None:
+            self._ready.wait_for(lambda: file.is_read or not file.is_asked)
+            is_done, saved = file.is_read, file.found if file.saved is None else file.saved
+            self._forget(file)
+        if is_done or saved is not None:
             return saved
         try:
             return self._read(file)
@@ -107,12 +141,17 @@ class SpillFolder:
             return
         with self._ready:
             file.is_dropped = True
+            self._forget(file)
         self._do(file, 0)
 
     def close(self) -> None:
         """Delete all of them. Safe to call twice."""
         self._do(None, 0)
+        with self._ready:
+            self._to_read.append(None)
+            self._ready.notify_all()
         self._writer.join()
+        self._reader.join()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._lock.close()
 
@@ -148,17 +187,43 @@ class SpillFolder:
                 at += count
         return saved if hmac.compare_digest(mac, self._mac(file, saved)) else None
 
-    # The writer's side
+    def _forget(self, file: _File) -> None:
+        """What was read of it, if it was. For the holder of the lock."""
+        if file.is_read:
+            self._fetched -= file.num_bytes
+            file.is_asked = file.is_read = False
+            file.found = None
+
+    # The threads' side
+
+    def _read_all(self) -> None:
+        _be_nice()
+        while True:
+            with self._ready:
+                self._ready.wait_for(lambda: self._to_read)
+                file = self._to_read.popleft()
+            if file is None:
+                return
+            found = None
+            try:
+                found = None if file.is_dropped else self._read(file)
+            except (OSError, MemoryError):
+                pass  # a miss
+            finally:
+                with self._ready:
+                    file.found, file.is_read = found, True
+                    if file.is_dropped:
+                        self._forget(file)
+                    self._ready.notify_all()
 
     def _do(self, file: _File | None, num_bytes: int) -> None:
         with self._ready:
             self._pending += num_bytes
             self._work.append(file)
-            self._ready.notify()
+            self._ready.notify_all()
 
     def _write_all(self) -> None:
-        with contextlib.suppress(OSError):  # a wish: steps need the processor more
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        _be_nice()
         while True:
             with self._ready:
                 self._ready.wait_for(lambda: self._work)
@@ -200,6 +265,11 @@ class SpillFolder:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
+
+
+def _be_nice() -> None:
+    with contextlib.suppress(OSError):  # a wish: steps need the processor more
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def spill_folder(settings: EngineSettings, facts: EngineFacts) -> SpillFolder | None:

@@ -34,6 +34,10 @@ class Disk(Protocol):
         """Have it written; returns its number. The bytes mustn't change any more."""
         ...
 
+    def fetch(self, number: int) -> bool:
+        """Whether `get` wouldn't be long now. If it would, have it read meanwhile: ask again."""
+        ...
+
     def get(self, number: int, salt: str, tokens: NDArray[np.int32]) -> NDArray[np.uint8] | None:
         """What was put; None where it can't be had, or is not what was put for this salt and these tokens."""
         ...

@@ -13,7 +13,8 @@ would take alone, and a chunk. A short prompt that has waited for half of `ttft_
 goes ahead with the whole budget: mean time per token can be made up for, a first token that is late can't.
 
 Holding prompts back helps nobody where decodes can't keep the target whatever is done: with more of them than a step of
-`tpot_target_s` bears (`is_too_full`), short prompts have the whole budget, in the order in which they came.
+`tpot_target_s` bears (`is_too_full`), short prompts have the whole budget, in the order in which they came. So does a
+crowd (`crowds`), most of which can't be on time: beside the pace of the few that decode already, all would be later.
 
 The costs are learnt from the steps themselves: a fixed part, one per decoded token, one per prompt token. Each step
 moves them by a bounded part of itself, so that a machine that stood still for a second is no lesson, and a slower one
@@ -43,6 +44,9 @@ LONG_SHARE = 0.6
 YIELD_S, YIELD = 20.0, 10.0
 """A prompt that can't be on time goes behind those that can and come within so many seconds, and so many times its own
 work, after it."""
+
+CROWD = 10
+"""Fewer prompts than these are no crowd."""
 
 MOST_BEHIND = 1.5
 """A decode whose tokens took so many times the target on average counts as lost."""
@@ -92,6 +96,15 @@ class Pace:
         self._ttft_s = ttft_target_s
         self.costs = StepCosts()
         self._account_s = 0.0
+        self._is_crowd = False
+
+    def crowds(self, num_prompts: int, num_tokens: int, *, is_lost: bool) -> bool:
+        """Whether so many short prompts, with so many tokens in all, are a crowd: too many to be all on time even with
+        the whole machine. To be asked in every step: it lasts until none of them is left, and then as long as `is_lost`
+        says that most decodes can't keep their targets."""
+        is_new = num_prompts >= CROWD and num_tokens * self.costs.prefill_s > self._ttft_s
+        self._is_crowd = is_new or (self._is_crowd and (num_prompts > 0 or is_lost))
+        return self._is_crowd
 
     def is_late(self, arrived_at: float, at: float) -> bool:
         """Whether a prompt that came then has waited as long as it should."""

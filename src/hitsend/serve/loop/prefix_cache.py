@@ -231,6 +231,11 @@ class PrefixCache:
         self.num_disk_bytes += size
         return True
 
+    def at_hand(self, found: Found) -> bool:
+        """Whether what is ready needs no file for long. One for which it would is read meanwhile: ask again."""
+        stored = None if found.ready is None or found.ready.entry.is_near else found.ready.entry.stored
+        return stored is None or self.disk is None or self.disk.fetch(stored.number)
+
     def load(self, entry: Entry) -> NDArray[np.uint8] | None:
         """Its bytes from disk; what can't be had is forgotten."""
         if self.disk is None or entry.stored is None:
@@ -286,12 +291,13 @@ class PrefixCache:
         entry.hits += 1
         entry.used_at = at
 
-    def problems(self) -> list[str]:
-        """What is wrong with the books: nothing, or one sentence each."""
+    def problems(self, parked: int = 0) -> list[str]:
+        """What is wrong with the books: nothing, or one sentence each. `parked`: counted bytes that aren't its own."""
         found = []
         held = sum(entry.saved.nbytes for entry in self if entry.saved is not None)
-        if not held <= self.num_bytes <= max(held, self.rules.max_bytes):
-            found.append(f"{held} bytes saved, {self.num_bytes} counted, limit {self.rules.max_bytes}")
+        if held + parked != self.num_bytes or self.num_bytes > max(held, self.rules.max_bytes):
+            limit = self.rules.max_bytes
+            found.append(f"{held} bytes saved and {parked} parked, {self.num_bytes} counted, limit {limit}")
         stored = sum(entry.stored.num_bytes for entry in self if entry.stored is not None)
         if stored != self.num_disk_bytes or stored > self.rules.max_disk_bytes:
             found.append(f"{stored} bytes on disk, {self.num_disk_bytes} counted, limit {self.rules.max_disk_bytes}")

@@ -6,6 +6,7 @@ here. Next: `scheduler.py`.
 
 from itertools import chain
 
+from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.roster import Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
@@ -14,6 +15,22 @@ def can_keep(roster: Roster, sequence: Sequence, at: float) -> bool:
     """Whether a decode can still keep both targets."""
     first_at = sequence.first_at
     return first_at is not None and roster.pace.can_keep(sequence.arrived_at, first_at, sequence.num_output_tokens, at)
+
+
+def is_crowded(roster: Roster, plan: StepPlan) -> bool:
+    """Whether a crowd of short prompts has a place or finds one, or did and most decodes are what is left of it. Those
+    over their share and idle work are no part of it. To be asked when the decodes have their shares."""
+    number, tokens, free = 0, 0, roster.kv.num_free_slots
+    for sequence in chain((each for each in roster.running if each.has_prompt), roster.waiting):
+        free -= sequence.slot is None
+        if free < 0:
+            break
+        is_out = sequence.is_paused or sequence.tier >= IDLE_TIER or roster.is_long(sequence)
+        if not is_out and not roster.is_over(sequence, plan.at):
+            number += 1
+            tokens += sequence.num_pending_tokens
+    can = sum(can_keep(roster, share.sequence, plan.at) for share in plan.shares)
+    return roster.pace.crowds(number, tokens, is_lost=2 * can <= len(plan.shares) > 0)
 
 
 def late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:

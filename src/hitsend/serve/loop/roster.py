@@ -106,7 +106,7 @@ class Roster:
         self.shares.run(sequence.path, 1, at)
         if self.is_long(sequence):
             self._long.add(sequence.arrival)
-        slot = self.seats.take(sequence, cells, at)
+        slot = self.seats.take(sequence, cells, at, self.running)
         sequence.admit(slot, at)
         self.seats.begin(sequence, at)
         return slot

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from hitsend.core.lifecycle import State
 from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.pace import PIECE
-from hitsend.serve.loop.promises import can_keep, late_tokens
+from hitsend.serve.loop.promises import can_keep, is_crowded, late_tokens
 from hitsend.serve.loop.roster import CHUNK_STEP, Admission, Preemption, Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
@@ -84,6 +84,7 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
     """All of it for late short ones, beside too many decodes, or where somebody sits out; else what the pace allows."""
+    is_crowd = is_crowded(roster, plan)
     if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
         return
     head = roster.waiting.head(plan.at)
@@ -94,7 +95,7 @@ def pace_prompts(roster: Roster, plan: StepPlan) -> None:
         return
     is_long = roster.is_long(min(prompts, key=lambda each: roster.order(each, plan.at)))
     tokens = roster.pace.tokens(plan.num_decodes, plan.tokens_left, is_long=is_long)
-    if not is_long and roster.pace.is_too_full(len(roster.running)):
+    if not is_long and (is_crowd or roster.pace.is_too_full(len(roster.running))):
         tokens = plan.tokens_left
     elif not is_long and not any(can_keep(roster, share.sequence, plan.at) for share in plan.shares):
         tokens = max(tokens, min(PIECE, plan.tokens_left))

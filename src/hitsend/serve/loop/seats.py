@@ -61,8 +61,8 @@ class Seats:
 
     # Coming
 
-    def take(self, sequence: Sequence, num_cells: int, at: float) -> int:
-        """A slot for it, filled with what is there of its tokens; the sequence still has to be admitted to it."""
+    def take(self, sequence: Sequence, num_cells: int, at: float, running: Iterable[Sequence] = ()) -> int:
+        """A slot for it, filled with what is there of its tokens; it still has to be admitted to it. See `follow`."""
         parked = self._parked.pop(sequence.arrival, None)
         if parked is not None:
             return self._unpark(sequence, num_cells, parked, at)
@@ -78,7 +78,9 @@ class Seats:
         if self._can_sit_down(source):
             return self._sit_down(sequence, source, num_cells, found, at)
         slot = self._take_empty(num_cells, source.entry, at)
-        self._bring(sequence, slot, found, at)
+        sequence.is_fetching = self._is_far(sequence, found, running)
+        if not sequence.is_fetching:
+            self._bring(sequence, slot, found, at)
         return slot
 
     def begin(self, sequence: Sequence, at: float) -> None:
@@ -90,14 +92,15 @@ class Seats:
             self.cache.add(entry)
 
     def follow(self, running: Iterable[Sequence], at: float) -> None:
-        """Whoever waited for another's prompt gets it when it is there, or what there is when it won't come."""
+        """Who waited for another's prompt, or a file, gets it when it is there, or what there is if it won't come."""
         for sequence in running:
-            is_settled = sequence.has_looked and sequence.leader is None
+            is_settled = sequence.has_looked and sequence.leader is None and not sequence.is_fetching
             if is_settled or sequence.has_begun or sequence.is_paused or not self._may_use(sequence):
                 continue
             found = self._find(sequence)
             sequence.leader = found.ahead.entry.owner if found.ahead is not None else None
-            if sequence.leader is None:
+            sequence.is_fetching = sequence.leader is None and self._is_far(sequence, found, running)
+            if sequence.leader is None and not sequence.is_fetching:
                 self._bring(sequence, sequence.held_slot, found, at)
                 self.begin(sequence, at)
 
@@ -107,7 +110,7 @@ class Seats:
         """It gives its slot up; its cells stay there, where somebody may go on from them."""
         slot = sequence.held_slot
         self._forget_entry(sequence)
-        sequence.leader = None
+        sequence.leader, sequence.is_fetching = None, False
         kept = self._to_keep(sequence, at) if is_kept else None
         # behind its last token may lie what was guessed and is not wanted
         if kept is None or not self._decoder.truncate(slot, sequence.num_computed_tokens):
@@ -186,14 +189,7 @@ class Seats:
 
     def problems(self) -> list[str]:
         """What is wrong with the books."""
-        if self.cache is None:
-            return []
-        parked = sum(saved.nbytes for saved in self._parked.values())
-        saved = sum(entry.saved.nbytes for entry in self.cache if entry.saved is not None)
-        found = self.cache.problems()
-        if saved + parked != self.cache.num_bytes:
-            found.append(f"{saved} bytes saved and {parked} parked are not {self.cache.num_bytes}")
-        return found
+        return [] if self.cache is None else self.cache.problems(sum(each.nbytes for each in self._parked.values()))
 
     # Inside
 
@@ -211,6 +207,11 @@ class Seats:
         if ahead is not None and (ahead is sequence or ahead.waits_for_other or ahead.is_paused or is_slow):
             found = found._replace(ahead=None)
         return found
+
+    def _is_far(self, sequence: Sequence, found: Found, running: Iterable[Sequence]) -> bool:
+        """Whether a file is read for it first: where others go on, who would wait for it, too."""
+        others = (each for each in running if each is not sequence and each.slot is not None and not each.is_paused)
+        return not (all(each.waits_for_other for each in others) or self.cache is None or self.cache.at_hand(found))
 
     def _can_sit_down(self, source: Source) -> bool:
         """Whether it takes the slot itself: little would be lost, or there is no other one to copy into."""

@@ -46,6 +46,7 @@ class Sequence:
         "entry",
         "first_at",
         "has_looked",
+        "is_fetching",
         "is_paused",
         "last_step",
         "leader",
@@ -116,7 +117,7 @@ class Sequence:
         )
         self.state = State.WAITING
         self.slot: int | None = None
-        self.is_paused = self.has_looked = False
+        self.is_paused = self.has_looked = self.is_fetching = False
         self.admitted_at: float | None = None
         self.first_at: float | None = None
 
@@ -177,8 +178,9 @@ class Sequence:
 
     @property
     def waits_for_other(self) -> bool:
-        """Whether somebody else, of the same request or not, is computing what it would have to compute, too."""
-        return self.leader is not None or self.waits_for_sibling
+        """Whether somebody else, of the same request or not, is computing what it would have to compute, too, or a file
+        is being read for it."""
+        return self.leader is not None or self.is_fetching or self.waits_for_sibling
 
     @property
     def has_prompt(self) -> bool:
@@ -221,7 +223,7 @@ class Sequence:
 
     def copied(self, num_tokens: int, step: int) -> None:
         """A sibling's cache, of so many tokens, is now its own too."""
-        self.num_computed_tokens = num_tokens
+        self.num_computed_tokens, self.is_fetching = num_tokens, False
         self.last_step = step
 
     def append(self, token_id: int) -> None:
