@@ -9,7 +9,7 @@ the measurement; a calibration uses one row of the same system and is judged on 
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -221,11 +221,7 @@ def score(rows: Sequence[Judged]) -> list[SpeedScore]:
 
 def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
     """Each system's first row by id calibrates; its other rows are judged with that."""
-    systems: defaultdict[str, list[View]] = defaultdict(list)
-    for row in sorted(rows, key=lambda one: one.id):
-        view = view_of(row)
-        if view is not None:
-            systems[row.system].append(view)
+    systems = _by_system(sorted(rows, key=lambda one: one.id), view_of)
     errors = []
     for first, *others in systems.values():
         errors += [_transferred(first, view) / view.measured - 1 for view in others]
@@ -235,11 +231,7 @@ def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View |
 def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
     """Each row's time to a first token calibrated by all other loads of its system: what a load test of several levels
     gives."""
-    systems: defaultdict[str, list[View]] = defaultdict(list)
-    for row in rows:
-        view = view_of(row)
-        if view is not None:
-            systems[row.system].append(view)
+    systems = _by_system(rows, view_of)
     errors = []
     for views in systems.values():
         known = [(view.load, math.log(view.measured / sum(view.terms.values()))) for view in views]
@@ -254,11 +246,7 @@ def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None
 def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
     """Each row calibrated by the nearest load of its system, where there is one within `NEARBY`: what `--calibrate`
     gives whoever measures near what is asked, the rest that terms don't explain included."""
-    systems: defaultdict[str, list[View]] = defaultdict(list)
-    for row in sorted(rows, key=lambda one: one.id):
-        view = view_of(row)
-        if view is not None:
-            systems[row.system].append(view)
+    systems = _by_system(sorted(rows, key=lambda one: one.id), view_of)
     errors = []
     for views in systems.values():
         for view in views:
@@ -266,6 +254,16 @@ def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | Non
             if others:
                 errors.append(_transferred(min(others, key=view.octaves), view) / view.measured - 1)
     return errors
+
+
+def _by_system(rows: Iterable[Judged], view_of: Callable[[Judged], View | None]) -> dict[str, list[View]]:
+    """What can be judged of each system, in the order of the rows."""
+    systems: defaultdict[str, list[View]] = defaultdict(list)
+    for row in rows:
+        view = view_of(row)
+        if view is not None:
+            systems[row.system].append(view)
+    return systems
 
 
 def _transferred(near: View, view: View) -> float:
@@ -282,11 +280,7 @@ def _transferred(near: View, view: View) -> float:
 def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
     """Each row calibrated by the load of its system that is nearest in time per token: what a load test near the asked
     load gives."""
-    systems: defaultdict[str, list[View]] = defaultdict(list)
-    for row in rows:
-        view = view_of(row)
-        if view is not None:
-            systems[row.system].append(view)
+    systems = _by_system(rows, view_of)
     errors = []
     for views in systems.values():
         for view in views if len(views) > 1 else ():
