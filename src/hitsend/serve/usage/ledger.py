@@ -136,6 +136,7 @@ class Ledger:
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         moved = msgspec.structs.replace(hold, request=request, held_microusd=held)
         writing = self._writer.submit(partial(move_hold, hold=moved))
+        writing.add_done_callback(_look_at)
         if hold.request.price.in_neurons or request.neurons_limit_micro is not None:
             today = await asyncio.shield(writing)
             if today is not None:
