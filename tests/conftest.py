@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.database.schema import METADATA
+from tests.chosen import nothing_chosen
 from tests.postgres import Postgres, binaries, postgres, say_missing
 from tests.served import Served, serving
 
@@ -19,10 +22,29 @@ hypothesis.settings.register_profile("no seconds are asserted", deadline=None)
 hypothesis.settings.load_profile("no seconds are asserted")
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays for the whole run: the collector needn't walk through it each time."""
-    gc.collect()
-    gc.freeze()
+# What tests import, and the servers that they start import, is compiled once and not in each of hundreds of processes,
+# whatever the shell says; `make clean` removes it.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded here stays for the whole run: the collector needn't walk through it, now or at each test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files whose every test `-m` leaves out aren't even imported: some import client libraries or write requests."""
+    if collection_path.suffix == ".py" and nothing_chosen(collection_path.read_text(), config.option.markexpr):
+        return True
+    return None  # for others to say
 
 
 @pytest.fixture(scope="session")
