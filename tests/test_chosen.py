@@ -27,8 +27,6 @@ def test_only_files_without_any_chosen_test_are_left_out(line, left_out_by):
     assert {e for e in (DEFAULT, SLOW, MODEL, "", "slow") if nothing_chosen(text, e)} == left_out_by
 
 
-@pytest.mark.parametrize(
-    "expression", ["not (slow", "slow slow", "not slow and asyncio", "not slow(why='x')", "  "]
-)
+@pytest.mark.parametrize("expression", ["not (slow", "slow slow", "not slow and asyncio", "not slow(why='x')", "  "])
 def test_what_is_not_understood_leaves_nothing_out(expression):
     assert not nothing_chosen("pytestmark = pytest.mark.slow\n", expression)
