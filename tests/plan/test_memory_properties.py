@@ -1,7 +1,7 @@
 """plan/memory.py: what must grow grows, what must be conserved is conserved."""
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hitsend.plan.blocks import BlockRequest, LayerKind, plan_blocks
@@ -34,9 +34,13 @@ def test_longer_sequences_are_never_more_at_once(model, engine, one, other, gib)
 
 @settings(max_examples=25, deadline=None)
 @given(MODELS, st.sampled_from(ENGINES), LENGTHS, st.floats(0.5, 100), st.floats(0, 100))
+@example("Qwen3.8-27B", "llama.cpp", 1, 5.0, 1.0)
 def test_more_bytes_never_hold_less(model, engine, length, gib, more):
     less, greater = (ask(model, engine=engine, gib=size, max_model_len=length) for size in (gib, gib + more))
     assert less.stage.max_concurrency <= greater.stage.max_concurrency
+    has_own = greater.stage.cells is not None and greater.stage.state_bytes + greater.stage.window_bytes > 0
+    if has_own and less.stage.max_concurrency < greater.stage.max_concurrency:
+        return  # one more sequence has a state or a window of its own, where tokens were: 30 share 9,984, 37 share 9,472
     assert less.pool_tokens <= greater.pool_tokens
 
 
