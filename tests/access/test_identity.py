@@ -215,6 +215,7 @@ async def test_uses_that_could_not_be_written_are_kept_for_later(tmp_path):
         assert (await at.keys.get(made.id)).last_used_at == at.clock.wall()
 
 
+@pytest.mark.slow  # the second between two looks at the keys
 async def test_a_running_server_honours_a_disabled_organisation(tmp_path):
     async with access(tmp_path) as at:
         made = await at.keys.create(KeyOwner("k", org="o"))

@@ -6,7 +6,7 @@ import sys
 import tomllib
 
 from hitsend.serve.loop import messages as loop_messages
-from tests.architecture.tree import ROOT, name, sources, tree
+from tests.architecture.tree import ROOT, name, nodes, sources
 
 SQL_CALLS = {"text", "execute", "exec_driver_sql", "literal_column", "scalar", "scalars"}
 EVALUATING = {"eval", "exec", "compile", "__import__"}
@@ -36,7 +36,7 @@ def test_sql_is_never_built_from_strings():
     for path in sources():
         if "migrations" in path.parts:  # DDL has no parameters, and nothing from outside reaches a migration
             continue
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and called(node) in SQL_CALLS:
                 bad += [f"{name(path)}:{argument.lineno}" for argument in node.args if is_built(argument)]
     assert bad == []
@@ -45,7 +45,7 @@ def test_sql_is_never_built_from_strings():
 def test_nothing_from_outside_can_become_code():
     bad = []
     for path in sources():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             match node:
                 case ast.Call(func=ast.Name(id=found)) if found in EVALUATING:
                     bad.append(f"{name(path)}:{node.lineno} {found}")
@@ -62,10 +62,7 @@ def test_messages_between_processes_are_typed():
 
 def test_no_module_keeps_state_through_global():
     found = [
-        f"{name(path)}:{node.lineno}"
-        for path in sources()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Global)
+        f"{name(path)}:{node.lineno}" for path in sources() for node in nodes(path) if isinstance(node, ast.Global)
     ]
     assert found == []
 
@@ -110,7 +107,7 @@ def test_every_dependency_is_used_and_every_import_is_declared():
     by_name = {"aiosqlite", "httptools", "xllamacpp"}  # a URL, a uvicorn setting, a file in a wheel
     imported = set()
     for path in sources():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Import):
                 imported.update(alias.name.split(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:

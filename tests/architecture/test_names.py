@@ -3,7 +3,7 @@
 import ast
 import re
 
-from tests.architecture.tree import SRC, functions, name, sources, tree
+from tests.architecture.tree import SRC, functions, name, nodes, sources
 
 BANNED = re.compile(
     r"(Manager|Helper|Util|Utils|Wrapper|Factory|Processor)s?$|^(helpers?|utils?|common|misc|process_data)$"
@@ -22,7 +22,7 @@ def test_names_say_what_a_thing_is():
     bad = []
     for path in sources("src/hitsend", "tests", "bench"):
         names = [path.stem, *(function.name for function in functions(path))]
-        names += [node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
+        names += [node.name for node in nodes(path) if isinstance(node, ast.ClassDef)]
         bad += [f"{name(path)}: {found}" for found in names if BANNED.search(found) or VERSIONED.search(found)]
     assert bad == []
 
@@ -38,11 +38,15 @@ def test_every_folder_of_modules_is_a_package():
     assert [name(folder) for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
+def is_minus_one(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.UnaryOp) and ast.unparse(value) == "-1"
+
+
 def test_none_is_not_minus_one():
     """-1 as a default or as a returned "nothing" is a sentinel."""
     found = []
     for path in sources():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             values = []
             if isinstance(node, ast.Return):
                 values = [node.value]
@@ -50,5 +54,5 @@ def test_none_is_not_minus_one():
                 values = [*node.defaults, *node.kw_defaults]
             elif isinstance(node, ast.AnnAssign):
                 values = [node.value]
-            found += [f"{name(path)}:{value.lineno}" for value in values if value and ast.unparse(value) == "-1"]
+            found += [f"{name(path)}:{value.lineno}" for value in values if is_minus_one(value)]
     assert found == []

@@ -162,6 +162,7 @@ async def test_one_key_has_so_many_files_and_uploads_at_once_however_small(tmp_p
         assert (await other.upload(b""))[0] == 200
 
 
+@pytest.mark.slow  # the second between two looks at the keys
 async def test_another_key_s_files_and_batches_are_like_none(tmp_path):
     async with batching(tmp_path) as client:
         admin = await key(client, role="admin")

@@ -46,9 +46,10 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-async def child(tmp_path):
-    opened = TextChild(str(write_bpe(tmp_path / "v.gguf", template=CHATML)), ChatSettings())
+@pytest.fixture(params=[None])
+async def child(tmp_path, request):
+    """With the whole vocabulary, or with its first tokens only."""
+    opened = TextChild(str(write_bpe(tmp_path / "v.gguf", template=CHATML, size=request.param)), ChatSettings())
     await opened.start()
     yield opened
     await opened.stop()
@@ -65,6 +66,7 @@ async def test_hostile_grammars_are_refused_and_the_next_one_compiles(child):
     assert await child.compile(good) == text
 
 
+@pytest.mark.parametrize("child", [600], indirect=True)
 async def test_a_grammar_that_compiled_is_remembered(child):
     source = GrammarSource("choice", ["a", "b"])
     text = await child.compile(source)

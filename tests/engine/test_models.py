@@ -191,6 +191,7 @@ def test_a_named_file_is_the_one_fetched(hub: Hub, tmp_path: Path):
         fetch(hub, tmp_path, f"hf:{REPOSITORY}:other.gguf")
 
 
+@pytest.mark.slow  # the second that the client library waits
 def test_a_broken_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path):
     # the client library counts what it has in pieces of 10 MiB
     hub.files["model-Q4_0.gguf"], hub.break_after = b"GGUF4" * 5_000_000, 15_000_000

@@ -66,6 +66,7 @@ async def test_what_comes_beyond_those_is_closed_before_it_says_anything():
         assert doors.num_refused == 4
 
 
+@pytest.mark.slow  # the second that a refused client has
 async def test_a_flood_of_refused_connections_leaves_nothing_open():
     doors = Doors(1)
     async with asyncio.timeout(30), crowded(doors, 1 + EXTRA) as (port, _):

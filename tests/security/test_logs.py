@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.logs import set_up_logs
 from hitsend.settings import LogSettings
-from tests.architecture.tree import name, sources, tree
+from tests.architecture.tree import name, nodes, sources
 
 EVIL = "a\r\n12:00:00 error hitsend: forged\x1b[2J\x07\x00\x85\u2028\u202e\u200fb\ud83d\x9b31m"
 
@@ -56,7 +56,7 @@ def test_every_database_is_opened_so():
     opened = [
         (name(path), {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}.get("hide_parameters"))
         for path in sources()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("create_engine", "create_async_engine")
     ]
     assert len(opened) >= 2

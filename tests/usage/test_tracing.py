@@ -40,7 +40,7 @@ class Collector:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))  # looks so often for the end
 
     def __enter__(self):
         self._thread.start()
@@ -153,6 +153,7 @@ async def test_without_a_collector_a_good_header_is_handed_on_and_a_bad_one_is_d
     assert got == [sent if is_good else None for sent, is_good in HEADERS.items()]
 
 
+@pytest.mark.slow  # the second that the last spans have at a stop
 async def test_a_collector_that_is_away_costs_nobody_anything(tmp_path):
     async with mock_upstream() as mock:
         mock.script = say_hello
