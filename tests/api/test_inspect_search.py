@@ -74,8 +74,9 @@ async def test_the_live_stream_shows_a_caller_its_own_and_a_reader_everybody_s()
     other = edge.flights.open("r-other", KEYS["reader"])  # the same step number of another engine is another step
     other.engine = "second"
     other.record(ev.Step(7, 0.0, 0.1, 0, 1, 0, 1, 1))
-    for who, shown in (("ann", ["r-ann"]), ("bob", ["r-bob"]), ("reader", ["r-ann", "r-bob", "r-other"])):
-        answer = await edge.ask("/inspect/live?frames=2", None, bearer(who))
+    sees = {"ann": ["r-ann"], "bob": ["r-bob"], "reader": ["r-ann", "r-bob", "r-other"]}
+    answers = await asyncio.gather(*(edge.ask("/inspect/live?frames=2", None, bearer(who)) for who in sees))
+    for (who, shown), answer in zip(sees.items(), answers, strict=True):
         assert answer.headers[b"content-type"].startswith(b"text/event-stream")
         first, second = frames(answer)
         assert [each["request_id"] for each in second["requests"]] == shown

@@ -1,6 +1,7 @@
 """engine/embedded.py, generation.py and worker.py: a real child on real weights."""
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -113,24 +114,23 @@ async def test_a_seeded_job_gives_the_same_bits_alone_and_in_company(
         await idle(engine)
 
 
-@pytest.mark.parametrize("after", ["submitted", "queued", "admitted", "tokens"])
-async def test_closing_frees_everything_at_any_time(engine_of: Callable[..., Any], model_path: str, after: str) -> None:
-    kinds = {"queued": Queued, "admitted": Admitted, "tokens": Tokens}
+async def test_closing_frees_everything_at_any_time(engine_of: Callable[..., Any], model_path: str) -> None:
+    kinds = {"submitted": None, "queued": Queued, "admitted": Admitted, "tokens": Tokens}
     async with engine_of(model_path) as engine:
-        for _ in range(5):
+        for after, _ in itertools.product(kinds, range(5)):
             generation = engine.generate(job(prompt=100, n=2, max_tokens=200))
-            if after in kinds:
+            if kinds[after] is not None:
                 async for event in generation:
                     if isinstance(event, kinds[after]):
                         break
             await generation.aclose()
             await generation.aclose()
-            assert (engine.state().cells_used, engine.state().slots_used) == (0, 0)
+            assert (engine.state().cells_used, engine.state().slots_used) == (0, 0), after
             produced = generation.produced
             rest = await collect(generation)
-            assert any(isinstance(e, Released) for e in rest)
-            assert not any(isinstance(e, ChoiceDone) for e in rest)
-            assert generation.produced == produced
+            assert any(isinstance(e, Released) for e in rest), after
+            assert not any(isinstance(e, ChoiceDone) for e in rest), after
+            assert generation.produced == produced, after
 
 
 async def test_one_choice_ends_and_the_other_goes_on(engine_of: Callable[..., Any], model_path: str) -> None:
