@@ -1,6 +1,7 @@
 """A real hitsend server in a process of its own, for tests that go over real sockets."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -60,9 +61,9 @@ class Served:
         assert status == 200, answer
         return answer
 
-    @property
+    @functools.cached_property
     def model(self) -> str:
-        """The name of the model that it serves."""
+        """The name of the model that it serves, asked once."""
         return str(self.get("/v1/models")["data"][0]["id"])
 
     def state(self) -> dict[str, Any]:
@@ -93,11 +94,13 @@ class Served:
 
 
 def until(ask: Callable[[], T], good: Callable[[T], bool], seconds: float = 15.0) -> T:
-    """Ask again until the answer is good or the time is up; returns the last answer."""
+    """Ask again until the answer is good or the time is up; returns the last answer. Most need but a moment: it asks soon
+    again, and then ever more rarely."""
     deadline = time.monotonic() + seconds
-    answer = ask()
+    answer, pause_s = ask(), 0.005
     while not good(answer) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.05)
         answer = ask()
     return answer
 
