@@ -100,7 +100,8 @@ class Shared:
         )
         adapters = adapters_of(settings, (found.name,), is_default=True)
         upstreams = build_upstreams(settings, SystemClock(), lambda _engine, _tokens: None)
-        starting = [part for part in (*upstreams.engines, engine, self.embedder) if part is not None]
+        every = (*upstreams.engines, *upstreams.texts, engine, self.embedder)
+        starting = [part for part in every if part is not None]
         for part in starting:
             stack.push_async_callback(part.stop)
         await asyncio.gather(text.start(), *(part.start() for part in starting))
@@ -123,7 +124,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
     adapters = () if config is None else config.adapters
     children = Children(found, text, engine, embedder, upstreams, steps, adapters, pools)
     children.check()
-    texts = () if pools is None else tuple(model.text for model in pools.models)
+    texts = (*upstreams.texts, *(() if pools is None else (model.text for model in pools.models)))
     pool = None if pools is None else pools.pool
     starting = [part for part in (*upstreams.engines, engine, embedder, pool, *texts) if part is not None]
     for part in starting:
