@@ -2,8 +2,8 @@
 
 Enters: a path, and whether the server that computes reads special spellings in what people type. Leaves: a
 `Checkpoint`, ready for a `Composer`. Always true: files are read once, bounded, before the text child is sealed;
-nothing cuts or pads what is counted; every error names the setting and the file; the package tokenizers is used nowhere else in
-the server, and needed only where somebody sets such a path. Next: `../text_worker.py`.
+nothing cuts or pads what is counted; every error names the setting and the file; the package tokenizers is used nowhere
+else in the server, and needed only where somebody sets such a path. Next: `../text_worker.py`.
 """
 
 import importlib
@@ -50,7 +50,8 @@ class WholeTokenizer(VocabularyTokenizer):
 
     def __init__(self, loaded: Any) -> None:
         """`loaded`: a tokenizers.Tokenizer."""
-        super().__init__(Vocabulary(()), lambda text: loaded.encode(text, add_special_tokens=False).ids)
+        nothing = Vocabulary((b"",) * _num_ids(loaded))
+        super().__init__(nothing, lambda text: loaded.encode(text, add_special_tokens=False).ids)
         self._loaded = loaded
 
     def encode_prompt(self, text: str, marks: Marks) -> Encoded:
@@ -98,9 +99,9 @@ def load_tokenizer(file: Path, setting: str) -> Any:
 
 
 def _apart(loaded: Any, config: Mapping[str, Any]) -> VocabularyTokenizer:
-    """As hitsend's own: special tokens only where the template wrote them. The table has the special ones alone."""
+    """As hitsend's own: special tokens only where the template wrote them. The table spells none but these."""
     added: dict[int, Any] = loaded.get_added_tokens_decoder()
-    spellings = [b""] * (max(added, default=-1) + 1)
+    spellings = [b""] * _num_ids(loaded)
     for token, one in added.items():
         spellings[token] = one.content.encode()
     encode, adds_space = _encoder(loaded, added)
@@ -116,6 +117,11 @@ def _apart(loaded: Any, config: Mapping[str, Any]) -> VocabularyTokenizer:
         strips_right_ids=frozenset(token for token, one in added.items() if one.rstrip),
     )
     return VocabularyTokenizer(vocabulary, encode)
+
+
+def _num_ids(loaded: Any) -> int:
+    """With holes between them."""
+    return 1 + max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def _encoder(loaded: Any, added: Mapping[int, Any]) -> tuple[Encode, bool]:

@@ -67,12 +67,12 @@ class Profile(msgspec.Struct, frozen=True):
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `reads_specials`: it renders messages as they come, by the
-    checkpoint's own template, and special spellings are special tokens whoever typed them; `prompts_as_here`: it makes prompts as
-    hitsend does. `names_tool`: it understands a `tool_choice` that names a function.
-    `cuts_vectors`: it knows `dimensions`; else they are cut here.
-    `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
-    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
-    long; `priority_words`, that it runs without the policy that a request's priority needs.
+    checkpoint's own template, and special spellings are special tokens whoever typed them; `prompts_as_here`: it makes
+    prompts as hitsend does. `names_tool`: it understands a `tool_choice` that names a function. `cuts_vectors`: it
+    knows `dimensions`; else they are cut here. `bills_choices`: its usage has all choices of an answer in it.
+    `skips_null`: it sends events of null. `is_lenient`: frames and answers in older shapes are read too.
+    `context_words`: in an error, they mean that the prompt was too long; `priority_words`, that it runs without the
+    policy that a request's priority needs.
     """
 
     name: str
