@@ -163,7 +163,7 @@ def test_the_template_is_told_what_the_upstream_will_be():
 async def test_the_count_is_that_of_a_real_llama_server_and_of_the_embedded_engine(tmp_path, folder, num_tokens):
     prices, templates = {"prices": PRICES, "context": 2048}, (LLAMA_TEMPLATE.read_text(), bundled_template())
     theirs, ours = (str(write_checkpoint(tmp_path / str(at), template=one)) for at, one in enumerate(templates))
-    with llama_server() as url:
+    with llama_server(threads=1) as url:
         llama = UpstreamSettings(
             "llama", f"{url}/v1", {"there": "any"}, server="llama_server", tokenizer=theirs, metrics_poll_s=0, **prices
         )

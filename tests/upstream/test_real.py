@@ -40,8 +40,8 @@ starts_vllm = pytest.mark.skipif(None in (COMMAND, MODEL), reason="HITSEND_TEST_
 
 
 @contextmanager
-def llama_server(gguf=None, template=HERE / "thinks_and_calls.jinja"):
-    words = [sys.executable, HERE / "llama_server.py", gguf or bundled_gguf(), template, "2"]
+def llama_server(gguf=None, template=HERE / "thinks_and_calls.jinja", threads=2):
+    words = [sys.executable, HERE / "llama_server.py", gguf or bundled_gguf(), template, str(threads)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         try:
