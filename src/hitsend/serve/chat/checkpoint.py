@@ -59,8 +59,9 @@ class WholeTokenizer(VocabularyTokenizer):
         ids = self._encode(marks.drop(text))
         return Encoded(tuple(ids), 0, (Piece(0, len(text), 0, len(ids)),))
 
-    def encode_text(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:  # noqa: ARG002
+    def encode_text(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """A prompt without messages, with what this checkpoint puts around texts."""
+        del parse_special  # it always does
         return list(self._loaded.encode(text, add_special_tokens=add_special).ids)
 
 

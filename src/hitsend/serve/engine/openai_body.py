@@ -92,8 +92,8 @@ def template_arguments(request: Request, terms: Terms) -> dict[str, Any]:
 
 
 def told_tools(request: Request, terms: Terms) -> tuple[dict[str, Any], ...]:
-    """The tools that its prompt has in it, also where calls are forbidden, with empty fields: as vLLM gives them to a
-    template (0.32.0); no other form is longer."""
+    """The tools that its prompt has in it, also where calls are forbidden, and with empty fields: as vLLM gives them to
+    a template."""
     found = asked(request, names_tool=terms.profile.names_tool).get("tools", ())
     return tuple(tool | {"function": {"description": None} | tool["function"]} for tool in found)
 
