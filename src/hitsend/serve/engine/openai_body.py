@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.request import Message, OutputFormat, Request
+from hitsend.serve.engine.schema_calls import calls_format, is_forced
 from hitsend.serve.engine.terms import Terms
 
 _AFFINE_CHARS = 512
@@ -36,7 +37,11 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
         body["priority"] = request.served_tier
     if profile.salt_field is not None:
         body[profile.salt_field] = _mac(terms.salt, b"cache", [list(request.principal.tenant), request.cache_salt])
-    for name, value in asked(request, names_tool=profile.names_tool).items():
+    fields = asked(request, names_tool=profile.names_tool)
+    if is_forced(request, terms):  # the tools are in its prompt all the same
+        form = calls_format(fields["tools"], is_parallel=request.parallel_tool_calls)
+        fields |= {"tool_choice": "none", "response_format": form}
+    for name, value in fields.items():
         if name in terms.names:
             _put(body, terms.names[name], value)
     if profile.thinking_off is not None and (wanted := _thinks(request, terms)) is not None:

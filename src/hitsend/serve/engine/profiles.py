@@ -68,11 +68,11 @@ class Profile(msgspec.Struct, frozen=True):
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
     `reasoning_effort` but none turns thinking on. `reads_specials`: it renders messages as they come, by the
     checkpoint's own template, and special spellings are special tokens whoever typed them; `prompts_as_here`: it makes
-    prompts as hitsend does. `names_tool`: it understands a `tool_choice` that names a function. `cuts_vectors`: it
-    knows `dimensions`; else they are cut here. `bills_choices`: its usage has all choices of an answer in it.
-    `skips_null`: it sends events of null. `is_lenient`: frames and answers in older shapes are read too.
-    `context_words`: in an error, they mean that the prompt was too long; `priority_words`, that it runs without the
-    policy that a request's priority needs.
+    prompts as hitsend does. `names_tool`: it understands a `tool_choice` that names a function; `calls_by_schema`: it
+    makes sure of a call only as JSON by a schema. `cuts_vectors`: it knows `dimensions`; else they are cut here.
+    `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
+    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
+    long; `priority_words`, that it runs without the policy that a request's priority needs.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Profile(msgspec.Struct, frozen=True):
     reads_specials: bool = False
     prompts_as_here: bool = False
     names_tool: bool = True
+    calls_by_schema: bool = False
     bills_choices: bool = True
     skips_null: bool = False
     metrics_path: str = "/metrics"
@@ -153,6 +154,7 @@ LLAMA_SERVER = Profile(
     count_key="input_tokens",
     reads_specials=True,
     names_tool=False,  # an object is taken for "auto", with a line in its log
+    calls_by_schema=True,  # "required" lets a model write as long as it likes before its call, also up to max_tokens
     skips_null=True,  # a stream of completions begins with one
     cuts_vectors=False,
     context_words="too large to process",  # of a text to embed, with status 500
