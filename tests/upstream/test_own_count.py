@@ -79,7 +79,10 @@ async def estimated(gate, **fields):
 
 async def completion(call):
     await call.start()
-    await call.event({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
+    prompt = call.body["prompt"]
+    num_prompts = len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str) else 1
+    for index in range(num_prompts):
+        await call.event({"choices": [{"index": index, "text": "x", "finish_reason": "stop"}]})
     await call.raw(b"data: [DONE]\n\n")
 
 
@@ -103,7 +106,8 @@ async def test_what_is_held_estimated_and_limited_is_the_count(tmp_path, mock, f
         assert f"{known} tokens" in body["error"]["message"]
         assert len(mock.calls) == num_calls, "the refused one was never sent"
         mock.script = completion
-        for prompt, known in ((TYPED, num_tokens(TYPED)), ([5, 6, 7], 3)):
+        several = [f"{TYPED} a", "b"]
+        for prompt, known in ((TYPED, num_tokens(TYPED)), ([5, 6, 7], 3), (several, sum(map(num_tokens, several)))):
             asked = {"prompt": prompt, "messages": None, "max_tokens": 9}
             assert await held(gate, path="/v1/completions", **asked) == known
 
