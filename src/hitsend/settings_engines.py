@@ -63,7 +63,9 @@ class EngineSettings(Section, frozen=True):
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0
     """0: as many as cores."""
-    layout: Literal["as-shipped", "auto", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
+    num_threads_alone: Count = 0
+    """Of a step of one token. 0: as many as `num_threads`, or one where `layout = auto` measured that it is faster."""
+    layout: Literal["as-shipped", "auto", "bf16", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
     """How weights are stored in memory. auto: converted once if this machine gains by it within `layout_max_loss`."""
     layout_max_loss: Share = 0.01
     """Perplexity that `auto` may lose against the weights as shipped, as a share."""
