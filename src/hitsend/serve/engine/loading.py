@@ -14,6 +14,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.blas import load_blas
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
@@ -36,6 +37,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     plan = plan_cells(shape, settings)
     library = open_library(settings.libllama)
     no_head = why_no_head(header, library, settings)
+    load_blas(library, settings.blas, header)
     model = LoadedModel(library, path, loads_head=not no_head)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
         raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")

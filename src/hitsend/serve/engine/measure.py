@@ -21,6 +21,7 @@ from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.blas import load_blas
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.offsets import offsets_bytes
@@ -48,6 +49,7 @@ class Question(msgspec.Struct, frozen=True):
     kv_type: str = "f16"
     micro_batch: int = 512
     windows: int = 0
+    blas: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -74,6 +76,7 @@ def answer(question: Question, clock: Clock) -> Answer:
     """Measure. Raises ConfigError."""
     header = read_header(question.path)
     library = open_library(question.libllama)
+    load_blas(library, question.blas, header)
     model = LoadedModel(library, question.path)
     slots = 1 if question.windows else max(WIDTHS)
     cells = max(WINDOW, CELL_STEP)

@@ -145,8 +145,13 @@ def _seconds(row: Measured, width: int) -> float:
 def tuned_file(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Path:
     """Where the result for this model, machine and build is kept."""
     sha256 = sha256_of(Path(found.path), layouts_dir(models_dir))
-    mark = (sha256, machine(), settings.libllama or PACKAGE_VERSION, settings.num_threads, settings.kv_type, EDITION)
+    mark = (sha256, machine(), *_build(settings), settings.num_threads, settings.kv_type, EDITION)
     return layouts_dir(models_dir) / f"tuned-{hashlib.sha256(repr(mark).encode()).hexdigest()[:32]}.json"
+
+
+def _build(settings: EngineSettings) -> tuple[str, ...]:
+    """What computes."""
+    return (settings.libllama or PACKAGE_VERSION, *([settings.blas] if settings.blas else []))
 
 
 def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Tuned | None:
@@ -168,7 +173,7 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     for turn in range(3 if is_quick else 5):
         for way in ways:
             say(f"speed, turn {turn + 1}: {shown(way)}")
-            speeds[way].append(_ask(files[way.layout], way, settings.libllama))
+            speeds[way].append(_ask(files[way.layout], way, settings))
     windows = _QUICK_WINDOWS if is_quick else 1
     losses: dict[Way, tuple[float, ...]] = {}
     for way in ways:
@@ -176,14 +181,14 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
             continue  # it can't be chosen, whatever it loses
         if way.num_threads == threads and way.micro_batch == Way().micro_batch:
             say(f"perplexity: {shown(way)}")
-            losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
+            losses[way] = _ask(files[way.layout], way, settings, windows=windows).losses
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
     rows = [
         msgspec.structs.replace(row, gain=steady_gain(row.way, speeds), gains=steady_gains(row.way, speeds))
         for row in rows
     ]
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
-    build = settings.libllama or PACKAGE_VERSION
+    build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
     target = tuned_file(found, models_dir, settings)
     part = target.with_suffix(f".{os.getpid()}.part")
@@ -271,8 +276,9 @@ def _ways(layouts: tuple[str, ...], threads: int, kv_type: str, *, is_quick: boo
     return ways
 
 
-def _ask(file: Path, way: Way, libllama: str | None, *, windows: int = 0) -> Answer:
-    question = Question(str(file), libllama, way.num_threads, way.kv_type, way.micro_batch, windows)
+def _ask(file: Path, way: Way, settings: EngineSettings, *, windows: int = 0) -> Answer:
+    library, blas = settings.libllama, settings.blas
+    question = Question(str(file), library, way.num_threads, way.kv_type, way.micro_batch, windows, blas)
     words = ["-m", "hitsend.serve.engine.measure", msgspec.json.encode(question).decode()]
     try:
         child = subprocess.run(  # noqa: S603 (our own module)
