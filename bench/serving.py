@@ -166,8 +166,20 @@ def percentile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def ours(stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool) -> dict[str, Own]:
-    """Every hitsend that takes part: as shipped, and those that were asked for."""
+@contextmanager
+def both(threads: int, layout: str | None, *, native: bool) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """hitsend in a layout, and llama-server with the weights as shipped; both on what was compiled here, or neither."""
+    gguf = bundled_gguf()
+    with ExitStack() as stack:
+        own = ours(stack, gguf, threads, layout, native=native, is_only=True)
+        peer = (native_llama_server if native else llama_server)(gguf, threads)
+        yield next(iter(own.values()))[:2], stack.enter_context(peer)
+
+
+def ours(
+    stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool, is_only: bool = False
+) -> dict[str, Own]:
+    """Every hitsend that takes part: as shipped, and those that were asked for; `is_only`: the last one of them."""
     own = compiled() if native else ()
     asked = {"hitsend": ()} | ({"hitsend native": own} if native else {})
     if layout:
@@ -175,7 +187,7 @@ def ours(stack: ExitStack, gguf: str, threads: int, layout: str | None, *, nativ
         asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *own)
     return {
         name: stack.enter_context(hitsend(gguf, threads, *more, start_s=TUNE_S if layout else START_S))
-        for name, more in asked.items()
+        for name, more in (list(asked.items())[-1:] if is_only else asked.items())
     }
 
 
