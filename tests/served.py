@@ -94,8 +94,10 @@ class Served:
 
 
 def until(ask: Callable[[], T], good: Callable[[T], bool], seconds: float = 15.0) -> T:
-    """Ask again until the answer is good or the time is up; returns the last answer. Most need but a moment: it asks soon
-    again, and then ever more rarely."""
+    """Ask again until the answer is good or the time is up; returns the last answer.
+
+    Most answers need but a moment, so it asks again soon, and then ever more rarely.
+    """
     deadline = time.monotonic() + seconds
     answer, pause_s = ask(), 0.005
     while not good(answer) and time.monotonic() < deadline:

@@ -155,9 +155,14 @@ def _bundled_vocabulary() -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[i
     return tokens, merges, struct.unpack_from(f"<{count}i", data, start)
 
 
+def _value_of(data: bytes, key: str) -> int:
+    """Where a key's value starts, with its type."""
+    return data.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+
+
 def _array(data: bytes, key: str, element: gguf.GGUFValueType) -> tuple[int, int]:
     """Where the elements of a key's array start in the file, and how many they are."""
-    at = data.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+    at = _value_of(data, key)
     *kinds, count = struct.unpack_from("<IIQ", data, at)
     assert kinds == [gguf.GGUFValueType.ARRAY, element]
     return at + 16, count
@@ -223,5 +228,7 @@ def write_checkpoint(
 
 def bundled_template() -> str:
     """The bundled model's own."""
-    field = gguf.GGUFReader(str(bundled_model())).fields["tokenizer.chat_template"]
-    return bytes(field.parts[field.data[0]]).decode()
+    data = bundled_model().read_bytes()
+    at = _value_of(data, "tokenizer.chat_template")
+    assert struct.unpack_from("<I", data, at) == (gguf.GGUFValueType.STRING,)
+    return _texts(data, at + 4, 1)[0].decode()
