@@ -82,9 +82,10 @@ check: dev ## lint, format, types, import contracts, sizes, docs
 	@$(BIN)/lint-imports
 	@$(BIN)/pytest -q -n 0 tests/architecture
 
+# the slow ones wait for sockets, processes and clocks half of their time: three at a time on two cores
 test: check ## everything CI runs
 	@$(BIN)/pytest -q
-	@$(BIN)/pytest -q -m "slow and not (model or client)"
+	@$(BIN)/pytest -q -n 3 -m "slow and not (model or client)"
 	@$(BIN)/pytest -q -n 0 -m "model or client"
 
 # clients too heavy for the lock of the tests; their versions get along with each other, not with ours

@@ -39,6 +39,17 @@ def served() -> Iterator[Served]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, int]]:
+    """One with prices and keys, its administrator's key, and how many tokens "Hi" is."""
+    data = tmp_path_factory.mktemp("keyed")
+    config = data / "hitsend.toml"
+    config.write_text('[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 1.0\n')
+    with serving(*WORDS, "--config", str(config), data=data) as server:
+        prompt = server.chat("Hi", max_tokens=1)["usage"]["prompt_tokens"]
+        yield server, make_key(data, "--name", "admin", "--role", "admin"), prompt
+
+
 def open_stream(served: Served, request_id: str, max_tokens: int = 250) -> Any:
     """A stream that won't end by itself for a while, read up to its first text."""
     body = {"model": "smollm2-135m", "messages": HELLO, "stream": True, "max_tokens": max_tokens}
@@ -196,50 +207,45 @@ def test_a_dead_engine_is_one_error_for_each_and_comes_back_for_all(served: Serv
     assert served.wait_idle()["holds_open"] == 0
 
 
-async def test_limits_admit_what_fits_over_all_processes(tmp_path: Path) -> None:
+async def test_limits_admit_what_fits_over_all_processes(keyed: tuple[Served, str, int]) -> None:
     """500 requests at once: as many pass as one process would let through, whatever limit it is."""
-    config = tmp_path / "hitsend.toml"
-    config.write_text('[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 1.0\n')
-    with serving(*WORDS, "--config", str(config), data=tmp_path) as server:
-        prompt = server.chat("Hi", max_tokens=1)["usage"]["prompt_tokens"]
-        admin = make_key(tmp_path, "--name", "admin", "--role", "admin")
-        keys = {
-            "money": make_key(tmp_path, "--name", "money", "--usd-day", f"{(prompt + 1) * 30 / 1e6:.6f}"),
-            "requests": make_key(tmp_path, "--name", "requests", "--rpm", "20"),
-            "tokens": make_key(tmp_path, "--name", "tokens", "--input-tpm", str(prompt * 20)),
-            "parallel": make_key(tmp_path, "--name", "parallel", "--parallel", "3"),
-        }
-        await asyncio.sleep(2.0)  # by then every process knows them
-        seen = {}
-        for name, key in keys.items():
-            started_at = time.monotonic()
-            seen[name] = await ask_many(server.url, key, 500)
-            if name in {"requests", "tokens"}:
-                refilled = 20 * (time.monotonic() - started_at) / 60
-                assert 20 <= seen[name][200] <= 20 + refilled
-        assert seen["money"][200] == 30
-        assert all(sum(statuses.values()) == 500 for statuses in seen.values())
-        found = [row for row in rows(tmp_path).values() if row["key_name"] == "parallel"]
-        assert len(found) == seen["parallel"][200]
-        assert most_at_once([(row["created_at"], row["settled_at"]) for row in found]) == 3
-        state = server.get("/inspect/state", admin)
-        assert (state["quota_holds_open"], state["holds_open"], state["cells_used"]) == (0, 0, 0)
+    server, admin, prompt = keyed
+    keys = {
+        "money": make_key(server.data, "--name", "money", "--usd-day", f"{(prompt + 1) * 30 / 1e6:.6f}"),
+        "requests": make_key(server.data, "--name", "requests", "--rpm", "20"),
+        "tokens": make_key(server.data, "--name", "tokens", "--input-tpm", str(prompt * 20)),
+        "parallel": make_key(server.data, "--name", "parallel", "--parallel", "3"),
+    }
+    await asyncio.sleep(2.0)  # by then every process knows them
+    seen = {}
+    for name, key in keys.items():
+        started_at = time.monotonic()
+        seen[name] = await ask_many(server.url, key, 500)
+        if name in {"requests", "tokens"}:
+            refilled = 20 * (time.monotonic() - started_at) / 60
+            assert 20 <= seen[name][200] <= 20 + refilled
+    assert seen["money"][200] == 30
+    assert all(sum(statuses.values()) == 500 for statuses in seen.values())
+    found = [row for row in rows(server.data).values() if row["key_name"] == "parallel"]
+    assert len(found) == seen["parallel"][200]
+    assert most_at_once([(row["created_at"], row["settled_at"]) for row in found]) == 3
+    state = server.get("/inspect/state", admin)
+    assert (state["quota_holds_open"], state["holds_open"], state["cells_used"]) == (0, 0, 0)
 
 
-async def test_keys_count_everywhere_within_two_seconds(tmp_path: Path) -> None:
-    with serving(*WORDS, data=tmp_path) as server:
-        admin = make_key(tmp_path, "--name", "admin", "--role", "admin")
-        key = make_key(tmp_path, "--name", "short-lived")
-        await asyncio.sleep(2.0)
-        assert await statuses(server.url, key) == {200}
-        listed = server.get("/admin/keys", admin)["data"]
-        key_id = next(each["id"] for each in listed if each["name"] == "short-lived")
-        headers = {"authorization": f"Bearer {admin}"}
-        path = f"{server.url}/admin/keys/{key_id}"
-        async with aiohttp.ClientSession(headers=headers) as session, session.delete(path) as answer:
-            assert answer.status == 200
-        await asyncio.sleep(2.0)
-        assert await statuses(server.url, key) == {401}
+async def test_keys_count_everywhere_within_two_seconds(keyed: tuple[Served, str, int]) -> None:
+    server, admin, _ = keyed
+    key = make_key(server.data, "--name", "short-lived")
+    await asyncio.sleep(2.0)
+    assert await statuses(server.url, key) == {200}
+    listed = server.get("/admin/keys", admin)["data"]
+    key_id = next(each["id"] for each in listed if each["name"] == "short-lived")
+    headers = {"authorization": f"Bearer {admin}"}
+    path = f"{server.url}/admin/keys/{key_id}"
+    async with aiohttp.ClientSession(headers=headers) as session, session.delete(path) as answer:
+        assert answer.status == 200
+    await asyncio.sleep(2.0)
+    assert await statuses(server.url, key) == {401}
 
 
 def test_a_stop_signal_drains_all_processes_before_the_engine(tmp_path: Path) -> None:
