@@ -34,6 +34,8 @@ def test_parameters_are_what_their_makers_say(model, billions, active):
         ("DeepSeek-V4-Pro", "v0.20.2", 13.848, 8192, 8192, 27_042),
         # a report about compressors' sizes on eight RTX PRO 5000
         ("DeepSeek-V4-Flash", "0.22.1rc1", 37.9325, 256_000, 8192, 2_497_693),
+        # a guide to five models on eight H100: two steps of 8,192 tokens are in flight
+        ("DeepSeek-V4-Flash-0731", "0.31.1rc1.dev50", 47.4289, 262_144, 8192, 1_728_531),
     ],
 )
 def test_compressed_pools_are_the_logged_ones(model, version, gib, length, batch, tokens):
@@ -64,6 +66,15 @@ def test_the_number_of_blocks_is_the_one_that_was_allocated():
     # later versions leave out the pages that no group fills
     later = plan_memory(msgspec.structs.replace(asked, engine_version="0.23.0")).stage.blocks
     assert later.num_blocks == 42_566_892_135 // 1_039_680
+    # and since 0.26 a block is as large as its largest group: the stride that a report of August 2026 printed
+    dense = plan_memory(msgspec.structs.replace(asked, engine_version="0.27.1")).stage.blocks
+    assert dense.num_blocks == 42_566_892_135 // 1_002_240
+
+
+def test_the_stride_of_pro_is_the_one_that_its_authors_measured():
+    """vllm#48993: 1,315,008 bytes with an indexer of 68 bytes a key; ours has 132, so 30 pages of 8,640 for 4,608."""
+    plan = ask("DeepSeek-V4-Pro", gib=100, engine_version="0.31.0", max_model_len=8192).stage.blocks
+    assert plan.page_bytes * plan.group_layers == 1_315_008 + 30 * (8640 - 4608)
 
 
 def test_what_a_token_costs_where_tokens_are_compressed():

@@ -1,8 +1,8 @@
 """DeepSeek-V4's attention: tokens compressed by a ratio per layer, the newest kept beside them as they are.
 
 Enters: a config's keys; a stage's layers and what is free. Leaves: a `KvLayer`, its `Params`, and vLLM's blocks. Always
-true: a ratio that no published layer has is refused; the pages are the ones that vLLM 0.20 to 0.22 and 0.31 logged, digit
-for digit. Next: `blocks.py`.
+true: a ratio that no published layer has is refused; the pages are the ones that vLLM 0.20 to 0.22 and 0.31 logged,
+digit for digit. Next: `blocks.py`.
 """
 
 import math

@@ -163,6 +163,13 @@ def sglang_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu 
     if tokens and gpu is not None and question.gpu_memory_utilization and question.checkpoint.hidden:
         found = plan_memory(msgspec.structs.replace(question, gpu=gpu))
         yield Reading("gpu", "tokens", tokens, found.pool_tokens or 0)
+    if tokens and reported.get("available_kv_cache_gib"):
+        free = int(reported["available_kv_cache_gib"] * GIB)
+        pool = plan_memory(msgspec.structs.replace(question, available_kv_bytes=free)).stage.cells
+        if pool is not None:
+            yield Reading("pool", "tokens", tokens, pool.tokens)
+            if pool.state_slots:
+                yield Reading("pool", "state slots", reported.get("mamba_slots") or 0, pool.state_slots, 1.0)
     slots = reported.get("mamba_slots")
     states = [layer.state for layer in question.checkpoint.layers if layer.state is not None]
     if not slots or not states:
@@ -219,8 +226,13 @@ def _window_rule(window: int, logged: int, cells: int, seqs: int) -> Iterator[Re
     counts = [seqs] if seqs else [1, 4]
     for count in counts:
         for ubatch in (512, 2048, 1024, 256, 128):
+            note = f"{count} sequences, ubatch {ubatch}"
             if window_cells(window, count, ubatch, cells) == logged:
-                yield Reading("bytes", "window cells", logged, logged, note=f"{count} sequences, ubatch {ubatch}")
+                yield Reading("bytes", "window cells", logged, logged, note=note)
+                return
+            # until autumn 2025 the step was 32 without flash attention
+            if -(-(window * count + ubatch) // 32) * 32 == logged:
+                yield Reading("bytes", "window cells", logged, logged, note=f"{note}, rounded to 32")
                 return
     if logged == cells:
         yield Reading("bytes", "window cells", logged, cells, note="--swa-full")

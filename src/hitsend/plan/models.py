@@ -1,8 +1,9 @@
 """Which checkpoint somebody means: a known name, a config.json, a folder of safetensors, or a GGUF file.
 
 Enters: what was typed. Leaves: a `Checkpoint`. Always true: what is there as a file goes before a name; a name is
-matched without its owner and without endings that don't change a shape (Instruct, FP8 …), and what an ending says about
-the weights is kept; a name that nobody knows is refused with the nearest ones. Next: `formats.py`.
+matched without its owner, without endings that don't change a shape (Instruct, FP8 …) and without the marks between its
+parts, and what an ending says about the weights is kept; a fine-tune whose name ends in a known model's has its shapes,
+and the plan says so; a name that nobody knows is refused with the nearest ones. Next: `formats.py`.
 """
 
 import difflib
@@ -30,6 +31,7 @@ _ENDINGS = {
     **dict.fromkeys(
         (
             *("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview"),
+            *("reasoning", "bnb", "qat", "mlx", "pt", "abliterated", "online", "marlin", "sym", "w8a16", "1m"),
             *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
         )
     ),
@@ -37,7 +39,7 @@ _ENDINGS = {
 """Endings of names that leave every shape as it is, and the weights they mean."""
 
 
-_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|xl")
+_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|xl|[01]")
 
 
 def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
@@ -57,24 +59,37 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
 
 
 def _named(wanted: str, facts: Facts) -> Checkpoint:
-    table = _table(facts)
+    table, squeezed = _table(facts), _squeezed_table(facts)
     weights: str | None = None
-    for name, meant in _shorter(_plain(wanted)):
+    shorter = list(_shorter(_plain(wanted)))
+    for name, meant in shorter:
         weights = weights or meant
-        found = table.get(name)
+        found = table.get(name) or squeezed.get(name.replace("-", ""))
         if found is not None:
-            unsure = (*found.uncertain, *_other_context(wanted, found))
-            shown = _shown(wanted, found)
-            checkpoint = checkpoint_of(found.config, found.source, name=shown, uncertain=unsure)
-            return msgspec.structs.replace(
-                checkpoint, as_of=found.as_of.isoformat(), weights=weights or checkpoint.weights
-            )
+            return _checkpoint(wanted, found, weights, _other_context(wanted, found))
+    name = shorter[-1][0]
+    ends = [known for known in table if name.endswith(f"-{known}") and _SIZED.search(known)]
+    if ends and not _PART.search(name):
+        found = table[max(ends, key=len)]
+        return _checkpoint(wanted, found, weights, (f"that it has the shapes of {found.name}, which its name ends in",))
     near = difflib.get_close_matches(_plain(wanted), table, n=3, cutoff=0.5)
+    names = dict.fromkeys(table[name].name for name in near)
     raise ConfigError(
         f"--model {wanted}: no file, and no model of that name is known"
-        + (f"; near it are {', '.join(table[name].name for name in near)}" if near else "")
+        + (f"; near it are {', '.join(names)}" if names else "")
         + "; give its config.json, a folder of safetensors or a GGUF file"
     )
+
+
+_SIZED = re.compile(r"-\d+(-\d+)?[bm](-|$)")
+_PART = re.compile(r"\b(eagle3?|draft\w*|dflash\w*|mtp|speculator\w*|lora|adapter|pruned|reap|reward|classifier)\b")
+"""Names of what isn't the whole model though its name ends in one."""
+
+
+def _checkpoint(wanted: str, found: KnownModel, weights: str | None, unsure: tuple[str, ...]) -> Checkpoint:
+    shown = _shown(wanted, found)
+    made = checkpoint_of(found.config, found.source, name=shown, uncertain=(*found.uncertain, *unsure))
+    return msgspec.structs.replace(made, as_of=found.as_of.isoformat(), weights=weights or made.weights)
 
 
 @cache
@@ -88,6 +103,18 @@ def _table(facts: Facts) -> dict[str, KnownModel]:
             for shorter, _ in _shorter(_plain(name)):
                 table.setdefault(shorter, model)
     return table
+
+
+@cache
+def _squeezed_table(facts: Facts) -> dict[str, KnownModel]:
+    """`llama3.1:8b` and `Llama-3.1-8B` are one. Where two models come to one text, neither is found by it."""
+    found: dict[str, KnownModel] = {}
+    twice = set()
+    for name, model in _table(facts).items():
+        text = name.replace("-", "")
+        if found.setdefault(text, model) is not model:
+            twice.add(text)
+    return {text: model for text, model in found.items() if text not in twice}
 
 
 def _shown(wanted: str, found: KnownModel) -> str:

@@ -17,8 +17,8 @@ CHUNKED_PREFILL = (0, 8, 0)
 PACKED_PAGES = (0, 23, 0)
 """Of DeepSeek-V4: a block holds only as many pages of a size as some group has (its source; no log was at hand)."""
 DENSE_PAGES = (0, 26, 0)
-"""Of DeepSeek-V4: a block holds the largest group's pages, whatever their sizes, and a request's blocks are simply those
-of all its groups (vllm#48993, which left out the version; a log of 0.31.1 and a measured stride bear it out)."""
+"""Of DeepSeek-V4: a block holds the largest group's pages, whatever their sizes, and a request's blocks are simply
+those of all its groups (vllm#48993; a log of 0.31.1 comes out to the rounding, which version began it is not known)."""
 TWO_STEPS = (0, 26, 0)
 """What leaves a window is freed when its step has been processed, so a step that is in flight counts as well
 (vllm#47728; vllm#49878 is the complaint about 0.26.0)."""
