@@ -31,7 +31,21 @@ _ENDINGS = {
     **dict.fromkeys(
         (
             *("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview"),
-            *("reasoning", "bnb", "qat", "mlx", "pt", "abliterated", "online", "marlin", "sym", "w8a16", "1m"),
+            *(
+                "reasoning",
+                "bnb",
+                "qat",
+                "mlx",
+                "pt",
+                "abliterated",
+                "online",
+                "marlin",
+                "sym",
+                "w8a16",
+                "1m",
+                "ct",
+                "dwq",
+            ),
             *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
         )
     ),
