@@ -4,9 +4,11 @@ import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.config import checkpoint_of
+from hitsend.plan.explain import explain
+from hitsend.plan.formats import weight_format
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
-from tests.plan.asked import FACTS, ask, known
+from tests.plan.asked import FACTS, GIB, ask, known
 from tests.plan.test_weights import gguf
 
 HEADS = {"hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 1000, "max_position_embeddings": 4096}
@@ -130,6 +132,40 @@ def test_a_fine_tune_says_whose_shapes_it_got_and_a_draft_head_gets_none():
 
 LAYERS = {"block_count": 8, "embedding_length": 1024, "attention.head_count": 8, "context_length": 1024}
 SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 2048, "ssm.state_size": 16, "ssm.time_step_rank": 32}
+
+
+@pytest.mark.parametrize(
+    ("typed", "weights", "gib"),
+    [
+        ("Qwen3-32B-Q4_K_M", "gguf:Q4_K_M", 18.65),
+        ("qwen3:32b-q4_K_M", "gguf:Q4_K_M", 18.65),
+        ("unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL", "gguf:Q4_K_M", 18.65),
+        ("Qwen3-32B-UD-IQ2_XXS", "gguf:IQ2_XXS", 9.08),
+        ("Qwen/Qwen3-32B-GGUF:Q8_0", "gguf:Q8_0", 32.42),
+        ("Qwen3-32B-FP8", "fp8", 31.96),
+    ],
+)
+def test_a_file_type_in_a_name_is_the_format_of_the_weights(typed, weights, gib):
+    plan = ask(typed, engine="llama.cpp")
+    assert plan.weights == weights
+    assert plan.stage.weights_bytes / GIB == pytest.approx(gib, rel=0.005)
+    is_sure = not any("the nearest known" in said for said in plan.question.checkpoint.uncertain)
+    assert is_sure is ("XL" not in typed)
+
+
+def test_a_file_type_is_a_weight_format_with_and_without_its_prefix():
+    assert weight_format("q4_k_m") == weight_format("gguf:Q4_K_M")
+    with pytest.raises(ConfigError, match="--weights Q9_Z: known GGUF types"):
+        weight_format("Q9_Z")
+
+
+def test_what_an_engine_has_not_is_said_beside_the_plan():
+    said = "\n".join(explain(ask("Qwen3-32B", kv_dtype="q8_0", drafts=1)))
+    assert "vllm has no cache in q8_0" in said
+    assert "no layers that draft" in said
+    said = "\n".join(explain(ask("Qwen3.8-27B", engine="llama.cpp", kv_dtype="q8_0", drafts=1)))
+    assert "has no cache" not in said
+    assert "no layers that draft" not in said
 
 
 @pytest.mark.parametrize(

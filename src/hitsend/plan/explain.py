@@ -13,7 +13,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.blocks import BlockPlan
 from hitsend.plan.checkpoint import KvLayer, Layer, StateLayer
-from hitsend.plan.formats import kv_bytes, weight_format
+from hitsend.plan.formats import has_cache, kv_bytes, weight_format
 from hitsend.plan.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryQuestion, plan_memory
 from hitsend.plan.sizes import Ranks, kv_bytes_per_token, latent_row_bytes, state_bytes
 
@@ -38,6 +38,7 @@ def explain(plan: MemoryPlan) -> list[str]:
     context = question.checkpoint.context
     if context is not None and plan.max_model_len > context:
         lines.append(f"length: {plan.max_model_len:,} tokens are more than the model's own context of {context:,}")
+    lines += _notes(plan)
     if question.ranks.dp > 1 or question.ranks.ep:
         lines.append(_groups_line(plan))
     if plan.num_stages > 1:
@@ -52,6 +53,19 @@ def explain(plan: MemoryPlan) -> list[str]:
     model = question.checkpoint
     lines.append(f"source of the shapes: {model.source}" + (f", as of {model.as_of}" if model.as_of else ""))
     return lines
+
+
+def _notes(plan: MemoryPlan) -> list[str]:
+    """What was asked for and can't be had just so. It is planned all the same."""
+    question = plan.question
+    model, found = question.checkpoint, []
+    if not has_cache(question.engine, plan.kv_dtype):
+        found.append(
+            f"--kv-dtype: {question.engine} has no cache in {plan.kv_dtype}; the sizes are those it would have"
+        )
+    if question.drafts and not model.mtp_layers:
+        found.append(f"--mtp: {model.name} has no layers that draft; a model that drafts beside it isn't counted")
+    return found
 
 
 def _weights_line(plan: MemoryPlan) -> str:

@@ -18,6 +18,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.config import checkpoint_of
 from hitsend.plan.facts import Facts, KnownModel
+from hitsend.plan.formats import gguf_type
 from hitsend.plan.weights import gguf_checkpoint, read_json, safetensors_checkpoint
 
 _ENDINGS = {
@@ -53,7 +54,8 @@ _ENDINGS = {
 """Endings of names that leave every shape as it is, and the weights they mean."""
 
 
-_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|xl|[01]")
+_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|x{1,2}[sl]|nl|[01]")
+_GGUF_TYPE = re.compile(r"(?:^|-)(i?q\d(?:-(?:[k01sml]|x{1,2}[sl]|nl))*)(?:-gguf)?$")
 
 
 def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
@@ -74,18 +76,19 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
 
 def _named(wanted: str, facts: Facts) -> Checkpoint:
     table, squeezed = _table(facts), _squeezed_table(facts)
-    weights: str | None = None
+    weights, unsure = _gguf_weights(_plain(wanted))
     shorter = list(_shorter(_plain(wanted)))
     for name, meant in shorter:
         weights = weights or meant
         found = table.get(name) or squeezed.get(name.replace("-", ""))
         if found is not None:
-            return _checkpoint(wanted, found, weights, _other_context(wanted, found))
+            return _checkpoint(wanted, found, weights, (*unsure, *_other_context(wanted, found)))
     name = shorter[-1][0]
     ends = [known for known in table if name.endswith(f"-{known}") and _SIZED.search(known)]
     if ends and not _PART.search(name):
         found = table[max(ends, key=len)]
-        return _checkpoint(wanted, found, weights, (f"that it has the shapes of {found.name}, which its name ends in",))
+        unsure = (*unsure, f"that it has the shapes of {found.name}, which its name ends in")
+        return _checkpoint(wanted, found, weights, unsure)
     near = difflib.get_close_matches(_plain(wanted), table, n=3, cutoff=0.5)
     names = dict.fromkeys(table[name].name for name in near)
     raise ConfigError(
@@ -93,6 +96,18 @@ def _named(wanted: str, facts: Facts) -> Checkpoint:
         + (f"; near it are {', '.join(names)}" if names else "")
         + "; give its config.json, a folder of safetensors or a GGUF file"
     )
+
+
+def _gguf_weights(name: str) -> tuple[str | None, tuple[str, ...]]:
+    """What a file's type at the end of a name says about the weights, and what about that isn't sure."""
+    ending = _GGUF_TYPE.search(name)
+    if ending is None:
+        return None, ()
+    found = gguf_type(ending[1])
+    if found is None:
+        return None, (f"the weights: nobody knows here what {ending[1]} takes, so they are in the model's own format",)
+    kind, is_known = found
+    return f"gguf:{kind}", () if is_known else (f"the weights: planned as {kind}, the nearest known to {ending[1]}",)
 
 
 _SIZED = re.compile(r"-\d+(-\d+)?[bm](-|$)")
