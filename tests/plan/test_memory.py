@@ -8,9 +8,9 @@ import pytest
 from hitsend.core.errors import ConfigError
 from hitsend.plan.blocks import BlockRequest, LayerKind, plan_blocks
 from hitsend.plan.cells import window_cells
-from hitsend.plan.explain import document
+from hitsend.plan.explain import advise, document
 from hitsend.plan.formats import kv_bytes
-from hitsend.plan.versions import group_slack
+from hitsend.plan.versions import group_slack, has_new_log
 from tests.plan.asked import GIB, answer, ask, whole
 
 QWEN = "Qwen3.8-27B"
@@ -232,3 +232,25 @@ def test_layers_that_cost_different_amounts_but_keep_the_same_share_a_group():
     plan = plan_blocks(kinds, BlockRequest(available_bytes=2**30, max_model_len=4096, in_flight_tokens=1))
     assert plan.num_blocks == 2**30 // (16 * (3 * 2048 + 512))
     assert plan.request_blocks == 256
+
+
+@pytest.mark.parametrize(
+    ("version", "is_new"),
+    [("0.20.0", False), ("0.20.1rc1.dev16+g7a1eb8ac2", False), ("v0.20.1", True), ("0.24.0", True)],
+)
+def test_the_log_changed_with_0_20_1(version, is_new):
+    """club-3090#91 prints 619,479 tokens with 0.20.1, #46 67,728 with a build on the way to it."""
+    assert has_new_log(version) is is_new
+    asked = {"tp": 2, "kv_dtype": "fp8", "drafts": 3, "prefix_caching": True, "max_model_len": 262_144}
+    plan = ask("Qwen3.6-27B", gib=10.98, engine_version=version, **asked)
+    assert plan.stage.blocks.num_blocks == 423
+    assert plan.pool_tokens == (619_479 if is_new else 423 // 4 * 1600)
+
+
+def test_what_a_hybrid_needs_and_how_long_it_may_be():
+    """vllm#46778 on a 5090: 9.29 GiB for 262,144 tokens, 9.28 free, 260,800 would fit. Blocks of 1,600: 3 drafts."""
+    asked = {"kv_dtype": "fp8", "drafts": 3, "prefix_caching": True, "max_model_len": 262_144}
+    plan = ask("Qwen3.6-27B", gib=9.28, **asked)
+    assert plan.stage.blocks.block_tokens["full"] == 1600
+    assert float(plan.stage.blocks.needed_bytes) / GIB == pytest.approx(9.29, abs=0.005)
+    assert advise(plan).longest_len == 260_800

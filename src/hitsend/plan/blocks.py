@@ -65,6 +65,8 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Of pages beside each shared one."""
     whole_request_blocks: int | None = None
     """Where groups' blocks differ in size: a request's bytes in blocks of the first group."""
+    checked_bytes: Fraction | None = None
+    """What vLLM wants to see free for one request when it starts, where that is another sum than the pool's."""
 
     @property
     def request_blocks(self) -> int:
@@ -72,6 +74,13 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.whole_request_blocks is not None:
             return self.whole_request_blocks
         return sum(self.blocks_per_request.values())
+
+    @property
+    def needed_bytes(self) -> Fraction:
+        """What must be free for one request of the greatest length, or vLLM doesn't start."""
+        if self.checked_bytes is not None:
+            return self.checked_bytes
+        return self.request_blocks * self.group_layers * (self.page_bytes + self.beside_bytes)
 
     @property
     def max_concurrency(self) -> Fraction:

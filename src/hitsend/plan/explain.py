@@ -196,11 +196,12 @@ def _block_lines(blocks: BlockPlan, available: int) -> list[str]:
     concurrency = f"{blocks.num_blocks:,} / {blocks.request_blocks:,} = {float(blocks.max_concurrency):.2f}"
     one = f"one request of {blocks.max_model_len:,} tokens: {what}"
     before = "" if blocks.whole_request_blocks is not None else f", {blocks.log_tokens_until_0_20:,} before"
+    checked = f"; at its start vLLM wants {_gib(blocks.needed_bytes)} for it" if blocks.checked_bytes else ""
     return [
         f"groups of {blocks.group_layers} layers: {groups}; page {page} B{padding}",
         f"blocks: floor({available:,} B / ({blocks.group_layers} x {beside})) = {blocks.num_blocks:,}",
-        f"{one}; concurrency {concurrency}",
-        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.2{before}",
+        f"{one}; concurrency {concurrency}{checked}",
+        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.1{before}",
     ]
 
 
@@ -345,6 +346,7 @@ def _blocks_document(blocks: BlockPlan) -> dict[str, Any]:
         "group_layers": blocks.group_layers,
         "groups": blocks.groups,
         "blocks_per_request": blocks.request_blocks,
+        "needed_bytes": _whole(blocks.needed_bytes),
         "state_copies": blocks.state_copies,
         "log_tokens": blocks.log_tokens_since,
         "log_tokens_until_0_20": blocks.log_tokens_until_0_20,

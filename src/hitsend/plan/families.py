@@ -119,6 +119,7 @@ FAMILIES: dict[str, Family] = {
     "llama4": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "llama4_text": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "deepseek_v2": _LATENT,
+    "mistral4": _LATENT,
     "deepseek_v3": _LATENT_BIASED,
     "deepseek_v32": _LATENT_BIASED,
     "glm_moe_dsa": _LATENT_BIASED,

@@ -145,7 +145,7 @@ def gguf_type(ending: str) -> tuple[str, bool] | None:
 
 
 def has_cache(engine: str, kv_dtype: str) -> bool:
-    """Whether the engine has a cache in that format. ggml's blocks are llama.cpp's and ours, 8-bit floats the others'."""
+    """Whether the engine has such a cache: ggml's blocks are llama.cpp's and ours, 8-bit floats the others'."""
     name = kv_dtype.casefold()
     if engine in {"llama.cpp", "hitsend"}:
         return not name.startswith(("fp8", "int8", "nvfp4"))

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.blocks import BlockPlan
+from hitsend.plan.blocks import BLOCK_TOKENS, BlockPlan
 from hitsend.plan.cells import padded, window_cells
+from hitsend.plan.explain import advise
 from hitsend.plan.facts import Gpu
 from hitsend.plan.memory import MemoryQuestion, costs_of, plan_memory
 from hitsend.plan.sizes import state_bytes
@@ -43,6 +44,7 @@ def vllm_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | 
     if available is not None:
         asked = msgspec.structs.replace(question, available_kv_bytes=int(available * GIB), gpu=gpu)
         yield from _pool_rows("pool", asked, printed, tokens, blocks)
+        yield from _refusal_rows(asked, reported)
         if reported.get("outcome") and "too small" in str(reported["outcome"]):
             fits = plan_memory(asked).fits
             yield Reading("pool", "refused", 1.0, 0.0 if fits else 1.0, note="the engine refused to start")
@@ -60,6 +62,16 @@ def vllm_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | 
                 yield Reading("gpu", "available GiB", float(available or 0), planned / GIB, note=note)
         except ConfigError:
             return
+
+
+def _refusal_rows(asked: MemoryQuestion, reported: Mapping[str, Any]) -> Iterator[Reading]:
+    """An engine that didn't start says what it wanted, and what length would have fitted."""
+    needed, longest = reported.get("needed_gib"), reported.get("estimated_max_len")
+    plan = plan_memory(asked)
+    if needed and plan.stage.blocks is not None:
+        yield Reading("pool", "needed GiB", needed, float(plan.stage.blocks.needed_bytes) / GIB, 0.0051)
+    if longest:
+        yield Reading("pool", "longest", longest, advise(plan).longest_len or 0, BLOCK_TOKENS)
 
 
 def _left_over(asked: MemoryQuestion, gpu: Gpu, reported: Mapping[str, Any]) -> str:

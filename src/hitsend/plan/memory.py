@@ -99,8 +99,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool | None:
         """Whether one sequence of the length asked for can be served. None: nobody said what there is."""
-        concurrency = self.stage.max_concurrency
-        return None if concurrency is None else concurrency >= 1
+        concurrency, blocks = self.stage.max_concurrency, self.stage.blocks
+        if concurrency is None or blocks is None:
+            return None if concurrency is None else concurrency >= 1
+        return concurrency >= 1 and blocks.needed_bytes <= (self.stage.available_bytes or 0)
 
 
 def plan_memory(question: MemoryQuestion) -> MemoryPlan:
