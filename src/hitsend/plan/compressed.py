@@ -125,10 +125,7 @@ def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, version: st
     groups' blocks: windows and compressors count with a whole step's tokens, or two steps'. Before that the check at
     the start already took all groups' blocks, each with a page of every size for each layer.
     """
-    counts: dict[str, Counter[_Cache]] = {}
-    for kv, many in Counter(layers).items():
-        for cache in _caches(kv):
-            counts.setdefault(cache.name, Counter())[cache] += many
+    counts = _by_name(layers)
     growing = counts.pop("compressed", None)
     if growing is None:
         raise ConfigError("compress_ratios: no layer of this stage compresses; how vLLM divides that is not known")
@@ -168,6 +165,14 @@ def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, version: st
         whole_request_blocks=request,
         checked_bytes=checked,
     )
+
+
+def _by_name(layers: Sequence[KvLayer]) -> dict[str, Counter[_Cache]]:
+    found: dict[str, Counter[_Cache]] = {}
+    for kv, many in Counter(layers).items():
+        for cache in _caches(kv):
+            found.setdefault(cache.name, Counter())[cache] += many
+    return found
 
 
 def _dense_bytes(caches: Mapping[str, Counter[_Cache]], groups: Mapping[str, int]) -> int:
