@@ -59,6 +59,9 @@ dev: $(VENV)/.dev ## setup, and the development tools
 
 ifneq ($(wildcard .native/.built),)
 serve send: export HITSEND__ENGINE__LIBLLAMA ?= $(LIBLLAMA)
+ifneq ($(wildcard .native/build/bin/libggml-blas.so),)
+serve send: export HITSEND__ENGINE__BLAS ?= $(abspath .native/build/bin/libggml-blas.so)
+endif
 endif
 
 serve: setup ## the server with the bundled model on 127.0.0.1:8000 (ARGS="--port 8001")
@@ -127,7 +130,16 @@ $(NATIVE)/.built: $(VENV)/.runtime requirements-native.lock
 		|| { tail -20 $(NATIVE)/build.log >&2; exit 1; }
 	@touch $@
 
-native: $(NATIVE)/.built ## libllama compiled for this processor; make serve uses it from then on (needs cmake and g++)
+# A BLAS beside it, where there is one that was built with OpenMP (Debian: libopenblas-openmp-dev): libllama's own threads.
+OPENBLAS := $(firstword $(wildcard /usr/lib/*/openblas-openmp))
+$(NATIVE)/build/bin/libggml-blas.so: $(NATIVE)/.built
+	@g++ -O3 -march=native -std=gnu++17 -shared -fPIC -fopenmp -DGGML_USE_OPENMP -DGGML_BLAS_USE_OPENBLAS \
+		-DGGML_BACKEND_DL -DGGML_BACKEND_SHARED -DGGML_BACKEND_BUILD -DGGML_SHARED \
+		-I$(NATIVE)/llama.cpp/ggml/include -I$(NATIVE)/llama.cpp/ggml/src -I$(subst /lib/,/include/,$(OPENBLAS)) \
+		$(NATIVE)/llama.cpp/ggml/src/ggml-blas/ggml-blas.cpp -o $@ -L$(@D) -lggml -lggml-cpu -lggml-base \
+		-L$(OPENBLAS) -lopenblas -Wl,-rpath,$(OPENBLAS),-rpath,'$$ORIGIN'
+
+native: $(NATIVE)/.built $(if $(OPENBLAS),$(NATIVE)/build/bin/libggml-blas.so) ## libllama compiled for this processor; make serve uses it from then on (needs cmake and g++)
 	@echo "make serve and make send use it from now on; elsewhere: --set engine.libllama=$(LIBLLAMA)"
 
 native-server: $(NATIVE)/.built ## llama-server of the same sources, so that make bench compares like with like

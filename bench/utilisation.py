@@ -1,6 +1,6 @@
 """How much of this machine the model's arithmetic uses: decode against its byte floor, prefill against sgemm.
 
-Usage: python -m bench.utilisation [--threads 2] [--rounds 5] [--cells 200] [--json FILE]
+Usage: python -m bench.utilisation [--threads 2] [--rounds 5] [--cells 200] [--native] [--layout NAME] [--json FILE]
 The floor of a decoded token is the time that reading all weights, and the KV cells so far, takes at the bandwidth that
 the same number of threads reach reading memory here. The roof of a prefill is the speed of numpy's float32 matrix
 product. All of it is measured in turns, so that a busy neighbour slows all; then each operation of one step is timed by
@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,11 +26,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.serving import bundled_gguf, machine
+from bench.serving import NATIVE, bundled_gguf, machine
 from hitsend.core.clock import SystemClock
 from hitsend.gguf import read_header
+from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.layouts import AS_SHIPPED, converted
 from hitsend.serve.engine.libllama import ContextParams, Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
+from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.shape import memory_shape, plan_cells
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
@@ -80,7 +84,10 @@ def opened(library: Any, path: str, threads: int, cells: int) -> LlamaDecoder:
     settings = EngineSettings(num_slots=1, context=max(1024, cells + 512))
     plan = plan_cells(memory_shape(read_header(path)), settings)
     model = LoadedModel(library, path)
-    return LlamaDecoder(model, plan, SystemClock(), step_tokens=512, num_threads=threads, is_unified=False)
+    adapters = Adapters(model, read_header(path), path)
+    return LlamaDecoder(
+        model, plan, SystemClock(), step_tokens=512, num_threads=threads, is_unified=False, adapters=adapters
+    )
 
 
 def batch(start: int, count: int) -> Batch:
@@ -104,9 +111,9 @@ def read_memory(parts: list[NDArray[np.uint64]]) -> None:
         thread.join()
 
 
-def measure(path: str, threads: int, rounds: int, cells: int) -> dict[str, float]:
+def measure(path: str, threads: int, rounds: int, cells: int, libllama: str | None) -> dict[str, float]:
     """Medians over the rounds; in each, memory, matrices, prefill and decode take turns."""
-    library, clock = open_library(), clock_of(threads)
+    library, clock = open_library(libllama), clock_of(threads)
 
     def seconds(work: Callable[[], object]) -> float:
         begin = clock()
@@ -139,14 +146,14 @@ def weights(library: Library, path: str) -> dict[str, float]:
     model, header = LoadedModel(library, path), read_header(path)
     embedding = header.metadata[f"{header.architecture}.embedding_length"]
     return {
-        "weights_bytes": float(library.llama_model_size(model.handle)),
+        "weights_bytes": float(library.llama_model_size(model.handle) + offsets_bytes(path, header)),
         "multiplied": float(count(model.handle) - embedding * model.vocabulary.num_tokens),
     }
 
 
-def attributed(path: str, threads: int, cells: int) -> dict[str, dict[str, float]]:
+def attributed(path: str, threads: int, cells: int, libllama: str | None) -> dict[str, dict[str, float]]:
     """Shares of the time by operation, of a decoded token and of a prefill. Watching costs some microseconds each."""
-    watched = Watched(open_library(), clock_of(threads))
+    watched = Watched(open_library(libllama), clock_of(threads))
     decoder = opened(watched, path, threads, cells)
     found = {}
     decoder.decode(batch(0, cells))
@@ -200,6 +207,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cells", type=int, default=200)
+    parser.add_argument("--native", action="store_true", help="with what `make native` compiled")
+    parser.add_argument("--layout", default=AS_SHIPPED, help="with the weights in this layout")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     # read by numpy's BLAS when it loads, so in a process of its own
@@ -214,17 +223,27 @@ def main() -> None:
                 *sys.argv[1:],
             ],
         )
-    path = bundled_gguf()
-    result = {
-        "machine": machine(asked.threads),
-        "rounds": asked.rounds,
-        "cells": asked.cells,
-        "figures": judged(measure(path, asked.threads, asked.rounds, asked.cells), path, asked.cells),
-        "operations": attributed(path, asked.threads, asked.cells),
-    }
+    path, libllama = bundled_gguf(), str(NATIVE / "libllama.so") if asked.native else None
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.layout != AS_SHIPPED:
+            models = pathlib.Path(folder)
+            path = str(converted(pathlib.Path(path), models, asked.layout, libllama=libllama, say=lambda _: None))
+        result = judge(path, libllama, asked)
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))
+
+
+def judge(path: str, libllama: str | None, asked: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one file on one library."""
+    figures = measure(path, asked.threads, asked.rounds, asked.cells, libllama)
+    return {
+        "machine": machine(asked.threads),
+        "rounds": asked.rounds,
+        "cells": asked.cells,
+        "figures": judged(figures, path, asked.cells),
+        "operations": attributed(path, asked.threads, asked.cells, libllama),
+    }
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Small GGUF files for tests: real vocabularies with tokens added, no weights; and chat templates written for tests."""
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import gguf
 
@@ -170,3 +172,43 @@ def _close(writer: gguf.GGUFWriter, template: str | None, path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.close()
     return path
+
+
+def write_checkpoint(
+    folder: Path, *, template: str | None, control: Sequence[str] = (), added: Sequence[str] = (), **more: Any
+) -> Path:
+    """The same as `write_bpe` makes, as a checkpoint's folder: tokenizer.json and tokenizer_config.json.
+
+    `more` goes into tokenizer.json.
+    """
+    tokens, merges, types = _bundled_vocabulary()
+    first, kinds = len(tokens), gguf.TokenType
+    special = [(at, text.decode(), True) for at, text in enumerate(tokens) if types[at] == kinds.CONTROL]
+    special += [(first + at, text, at < len(control)) for at, text in enumerate((*control, *added))]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    document = {
+        "version": "1.0",
+        "added_tokens": [{"id": at, "content": text, "special": is_, **flags} for at, text, is_ in special],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
+        },
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "vocab": {text.decode(): at for at, text in enumerate((*tokens, *map(str.encode, (*control, *added))))},
+            "merges": [text.decode() for text in merges],
+        },
+    }
+    config = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": template}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(document | more))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def bundled_template() -> str:
+    """The bundled model's own."""
+    field = gguf.GGUFReader(str(bundled_model())).fields["tokenizer.chat_template"]
+    return bytes(field.parts[field.data[0]]).decode()

@@ -1,10 +1,12 @@
 """vLLM behind hitsend against vLLM alone: what the edge adds to a first token, and what it leaves of the throughput.
 
-Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--json FILE]
+Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--threads N] [--json FILE]
 Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the same short prompt (vLLM has it in its
 cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
-tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there twice: asking vLLM
-for each prompt's tokens before it holds anything, as by default, and with a bound from the bytes (`counts_prompts`).
+tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there three times:
+asking vLLM for each prompt's tokens before it holds anything, as by default; counting them by the checkpoint's
+tokenizer.json (`tokenizer`); and with a bound from the bytes (`counts_prompts`). `--threads`: cores on which vLLM
+computes, else all; with one less than there are, hitsend and the client have one that isn't vLLM's.
 """
 
 import argparse
@@ -23,13 +25,18 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.peers.prepare import MODEL
 from bench.peers.servers import NAME, vllm
 from bench.serving import free_port, machine, measure, wait_ready
 
 TOKENS = 2
 KEPT_S = 3.0
 ALONE = "vLLM alone"
-BEHIND = {"behind hitsend": "upstream", "behind hitsend, prompts by bytes": "bytes"}
+BEHIND = {
+    "behind hitsend": 'counts_prompts = "upstream"',
+    "behind hitsend, prompts by tokenizer.json": f'tokenizer = "{MODEL}"',
+    "behind hitsend, prompts by bytes": 'counts_prompts = "bytes"',
+}
 Target = tuple[str, str]
 
 
@@ -41,7 +48,7 @@ def in_front_of(url: str, counts: str) -> Iterator[Target]:
         config.write_text(
             f'[engine]\nmodel = "none"\n[[engines]]\nname = "vllm"\nkind = "vllm"\nbase_url = "{url}"\n'
             f'models = {{ {NAME} = "{NAME}" }}\nprices = {{ input = 0.2, output = 0.8 }}\ncontext = 2048\n'
-            f'counts_prompts = "{counts}"\n'
+            f"{counts}\n"
         )
         port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port), "--data", data]
@@ -101,9 +108,9 @@ def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, 
     return rows
 
 
-def run(pairs: int, rounds: int, concurrency: int) -> dict[str, Any]:
-    """Both measurements against one vLLM."""
-    threads = os.cpu_count() or 1
+def run(pairs: int, rounds: int, concurrency: int, threads: int = 0) -> dict[str, Any]:
+    """Both measurements against one vLLM; `threads` 0: it computes on all cores."""
+    threads = threads or os.cpu_count() or 1
     with ExitStack() as stack:
         alone = stack.enter_context(vllm(threads))
         targets = {ALONE: alone}
@@ -138,9 +145,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
-    found = run(asked.pairs, asked.rounds, asked.concurrency)
+    found = run(asked.pairs, asked.rounds, asked.concurrency, asked.threads)
     show(found)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1))

@@ -55,6 +55,8 @@ class EngineSettings(Section, frozen=True):
     """Folder of GGUF files; default DATA_DIR/models."""
     libllama: str | None = None
     """Path of a libllama shared library; default is the one in the xllamacpp package."""
+    blas: str | None = None
+    """Path of a ggml BLAS backend for that library: computes prompts where the weights' type has no wide kernels."""
     embedding_model: str | None = None
     """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
     embedding_context: Count = 0
@@ -63,7 +65,9 @@ class EngineSettings(Section, frozen=True):
     """The name under which the model is served; default is its file's stem."""
     num_threads: Count = 0
     """0: as many as cores."""
-    layout: Literal["as-shipped", "auto", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
+    num_threads_alone: Count = 0
+    """Of a step of one token. 0: as many as `num_threads`, or one where `layout = auto` measured that it is faster."""
+    layout: Literal["as-shipped", "auto", "bf16", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
     """How weights are stored in memory. auto: converted once if this machine gains by it within `layout_max_loss`."""
     layout_max_loss: Share = 0.01
     """Perplexity that `auto` may lose against the weights as shipped, as a share."""

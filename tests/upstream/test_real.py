@@ -24,7 +24,7 @@ from hitsend.serve.app import running
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from tests.served import free_port
 from tests.upstream.conftest import PRICES, Gateway
-from tests.upstream.contract import gives_ids, keeps_all_of_it, keeps_the_contract
+from tests.upstream.contract import THINK, gives_ids, keeps_all_of_it, keeps_the_contract, said
 from tests.upstream.test_check import hitsend
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ VLLM, COMMAND, MODEL = map(
     os.environ.get, ("HITSEND_TEST_VLLM", "HITSEND_TEST_VLLM_COMMAND", "HITSEND_TEST_VLLM_MODEL")
 )
 EMBEDDED = frozenset({"count", "regex", "choice", "lark", "tools", "ids"})
-LLAMA = frozenset({"count", "thinking"})
+LLAMA = frozenset({"count", "thinking", "tools"})
 OF_VLLM = frozenset({"count", "effort", "regex", "choice", "lark", "tools", "thinking", "ids"})
 
 needs_vllm = pytest.mark.skipif(VLLM is None, reason="HITSEND_TEST_VLLM names no vLLM server")
@@ -40,8 +40,8 @@ starts_vllm = pytest.mark.skipif(None in (COMMAND, MODEL), reason="HITSEND_TEST_
 
 
 @contextmanager
-def llama_server(gguf=None, template=HERE / "thinks_and_calls.jinja"):
-    words = [sys.executable, HERE / "llama_server.py", gguf or bundled_gguf(), template, "2"]
+def llama_server(gguf=None, template=HERE / "thinks_and_calls.jinja", threads=2):
+    words = [sys.executable, HERE / "llama_server.py", gguf or bundled_gguf(), template, str(threads)]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         try:
@@ -126,14 +126,31 @@ async def can_be_looked_at(tmp_path, gate, toml, names):
     assert [side["prompt_tokens"] for side in sides] == [side["usage"]["prompt_tokens"] for side in sides]
 
 
+async def forces_calls(gate, model):
+    """`required`: a call and nothing else, of one of several functions, after thoughts too; cut, it is no text."""
+    place = {"$defs": {"place": {"enum": ['東京 "a"']}}, "properties": {"at": {"$ref": "#/$defs/place"}}}
+    place |= {"type": "object", "required": ["at"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": place}} for name in ("go", "stay")]
+    asked = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 90}
+    for more in ({}, THINK | {"thinking_token_budget": 6}):
+        choice, _ = await said(gate, model, **asked, **more)
+        (call,) = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None), choice
+        assert call["function"]["name"] in ("go", "stay")
+        assert json.loads(call["function"]["arguments"]) == {"at": '東京 "a"'}
+    choice, _ = await said(gate, model, **asked | {"max_tokens": 16})
+    assert (choice["finish_reason"], choice["message"]["content"] or "") == ("length", ""), choice
+
+
 @pytest.mark.model
 async def test_the_embedded_engine_and_llama_server_keep_the_contract(tmp_path):
-    with llama_server() as url:
+    with llama_server(threads=1) as url:
         async with in_front_of(tmp_path, llama_at(url), model="smollm2-135m") as gate:
             await keeps_the_contract(gate, "here")  # what else it does is tested elsewhere; all of it: below
             await gives_ids(gate, "here", EMBEDDED)
             await keeps_all_of_it(gate, "there", LLAMA)
             await tells_its_load(gate, "llama", ("running", "waiting"))
+            await forces_calls(gate, "there")
             await is_left_alone(gate, "there", url, "llamacpp:requests_processing")
             toml = f'[[engines]]\nname = "l"\nserver = "llama_server"\nbase_url = "{url}/v1"\nmodels = {{ a = "b" }}\n'
             await can_be_looked_at(tmp_path, gate, toml, ("here", "there"))

@@ -82,7 +82,7 @@ def as_document(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> di
 def table_of(result: Tuned, bound: float) -> Table:
     """The figures for a terminal."""
     table = Table(box=None, pad_edge=False, caption=f"{result.model} on {result.machine}; tokens/s; {result.build}")
-    for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS)):
+    for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS), "alone"):
         table.add_column(name, no_wrap=True)
     for name in (*(f"x{width}" for width in WIDTHS), "loss", "MB", "ok"):
         table.add_column(name, no_wrap=True)
@@ -94,7 +94,7 @@ def table_of(result: Tuned, bound: float) -> Table:
 def _cells(row: Measured, bound: float) -> list[str]:
     way = row.way
     loss = "" if row.loss is None else f"{row.loss:+.1%} ±{100 * (row.loss_error or 0.0):.1f}"
-    speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS)]
+    speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS), f"{row.alone:.0f}"]
     within = "" if row.loss is None else "yes" if row.is_within(bound) else "no"
     known = [way.layout, way.kv_type, str(way.num_threads), str(way.micro_batch)]
     gains = [f"{row.gains.get(width, row.gain):.2f}" for width in WIDTHS]

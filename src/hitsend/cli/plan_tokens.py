@@ -2,11 +2,10 @@
 
 Enters: files, a model's GGUF or a tokenizer.json. Leaves: tokens per word, characters and bytes per token, USD. Always
 true: a GGUF's tokenizer is the text child's, the one that serves; long files go in at line ends, piece by piece; a
-tokenizer.json needs the package tokenizers, which isn't installed for it. Next: `plan_data.py`.
+tokenizer.json needs the package tokenizers, an extra. Next: `plan_data.py`.
 """
 
 import asyncio
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ import typer
 
 from hitsend.cli import CallFailed, options
 from hitsend.cli.plan_memory import FactsFile
-from hitsend.core.errors import ServeError
+from hitsend.core.errors import ConfigError, ServeError
 from hitsend.plan.cost import MILLION, Rate
 from hitsend.plan.facts import load_facts
 from hitsend.plan.prices import find_rate, usd
@@ -110,15 +109,13 @@ def pieces(text: str) -> list[str]:
 
 
 def _from_json(path: Path, texts: list[str]) -> list[int]:
+    # the planner's other commands start without the server's libraries
+    from hitsend.serve.chat.checkpoint import load_tokenizer  # noqa: PLC0415
+
     try:
-        tokenizers = importlib.import_module("tokenizers")
-    except ImportError:
-        raise CallFailed("--tokenizer needs the package tokenizers: pip install tokenizers") from None
-    try:
-        loaded = tokenizers.Tokenizer.from_file(str(path))
-    # its Rust side raises plain Exception
-    except Exception as error:  # noqa: BLE001
-        raise CallFailed(f"--tokenizer {path}: {error}") from None
+        loaded = load_tokenizer(path, "--tokenizer")
+    except ConfigError as error:
+        raise CallFailed(str(error)) from None
     return [sum(len(loaded.encode(piece, add_special_tokens=False).ids) for piece in pieces(text)) for text in texts]
 
 

@@ -100,7 +100,8 @@ class Shared:
         )
         adapters = adapters_of(settings, (found.name,), is_default=True)
         upstreams = build_upstreams(settings, SystemClock(), lambda _engine, _tokens: None)
-        starting = [part for part in (*upstreams.engines, engine, self.embedder) if part is not None]
+        every = (*upstreams.engines, *upstreams.texts, engine, self.embedder)
+        starting = [part for part in every if part is not None]
         for part in starting:
             stack.push_async_callback(part.stop)
         await asyncio.gather(text.start(), *(part.start() for part in starting))
@@ -123,7 +124,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
     adapters = () if config is None else config.adapters
     children = Children(found, text, engine, embedder, upstreams, steps, adapters, pools)
     children.check()
-    texts = () if pools is None else tuple(model.text for model in pools.models)
+    texts = (*upstreams.texts, *(() if pools is None else (model.text for model in pools.models)))
     pool = None if pools is None else pools.pool
     starting = [part for part in (*upstreams.engines, engine, embedder, pool, *texts) if part is not None]
     for part in starting:
@@ -135,7 +136,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
 def worker_config(settings: Settings, found: ModelFile) -> WorkerConfig:
     """What the child of the model that is always there is told."""
     adapters = adapters_of(settings, (found.name,), is_default=True)
-    return WorkerConfig(found.name, found.weights_path, engine_settings(settings), adapters)
+    return WorkerConfig(found.name, found.weights_path, engine_settings(settings, found), adapters)
 
 
 def _embedded(
@@ -169,12 +170,15 @@ def find_weights(settings: Settings) -> ModelFile:
     return laid_out(find_model(settings), models_dir(settings), settings.engine, logger.info)
 
 
-def engine_settings(settings: Settings) -> EngineSettings:
-    """The engine's section, with the draft model's file found. Raises ConfigError."""
-    draft = settings.engine.draft_model
-    if draft is None:
-        return settings.engine
-    return msgspec.structs.replace(settings.engine, draft_model=resolve(draft, models_dir(settings)).path)
+def engine_settings(settings: Settings, found: ModelFile) -> EngineSettings:
+    """The engine's section, with the draft model's file found, and what was found of the model. Raises ConfigError."""
+    engine = settings.engine
+    draft = engine.draft_model
+    return msgspec.structs.replace(
+        engine,
+        draft_model=None if draft is None else resolve(draft, models_dir(settings)).path,
+        num_threads_alone=engine.num_threads_alone or found.num_threads_alone,
+    )
 
 
 def models_dir(settings: Settings) -> Path:

@@ -245,7 +245,9 @@ async def hub_of(
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
     adapters = adapters_of(settings, (found.name,), is_default=True)
-    shared = SharedEngine(engine_settings(settings), found.weights_path, clock, model=found.name, adapters=adapters)
+    shared = SharedEngine(
+        engine_settings(settings, found), found.weights_path, clock, model=found.name, adapters=adapters
+    )
     engine = EmbeddedEngine(
         settings.engine,
         found.weights_path,

@@ -26,6 +26,7 @@ from hitsend.core.constraint import GrammarSource
 from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest, ServeError
 from hitsend.core.vocabulary import Vocabulary
 from hitsend.gguf import read_header
+from hitsend.serve.chat.checkpoint import open_checkpoint
 from hitsend.serve.chat.enforceable import enforceable
 from hitsend.serve.chat.formats import recognised_reasoning_format, recognised_tool_format
 from hitsend.serve.chat.grammars import GRAMMAR_TIMEOUT_S, CheckGrammar, Grammar
@@ -91,30 +92,48 @@ class TextWorker:
     """Everything that the open child holds. Raises ConfigError for a file that can't be used."""
 
     def __init__(self, order: Open) -> None:
+        self._order = order
+        self._compiler: Compiler | None = None
+        self.metadata: dict[str, str] = {}
+        self._tokenizer: VocabularyTokenizer
+        if order.checkpoint is None:
+            source = tool_source = self._open_model(order)
+            special = special_variables(self.metadata, self._tokenizer.vocabulary)
+        else:
+            found = open_checkpoint(order.checkpoint)
+            source, tool_source, special = found.template, found.tool_template, found.special_tokens
+            self._tokenizer = found.tokenizer
+        self.vocabulary = self._tokenizer.vocabulary
+        # marks lengthen a text at most twofold; the exact check is made without them
+        most = 2 * order.max_prompt_bytes
+        self.template = ChatTemplate(source, special_tokens=special, max_chars=most)
+        self._composer = self._composer_of(self.template)
+        self._tool_composer = None
+        if tool_source != source:
+            self._tool_composer = self._composer_of(ChatTemplate(tool_source, special_tokens=special, max_chars=most))
+
+    def _open_model(self, order: Open) -> str:
+        """A GGUF's words and grammars. Returns the template."""
         read_header(order.model_path)
         model = LoadedModel(open_library(order.libllama), order.model_path, vocab_only=True, adds_space_prefix=False)
-        self._order = order
-        self.vocabulary = read_vocabulary(model)
+        table = read_vocabulary(model)
         self.metadata = model.metadata
         words = model.vocabulary
-        tokenizer = VocabularyTokenizer(self.vocabulary, lambda text: words.tokenize(text.encode()))
+        self._tokenizer = VocabularyTokenizer(table, lambda text: words.tokenize(text.encode()))
         source = order.template if order.template is not None else model.chat_template
         if source is None:
             raise ConfigError(
                 f"engine.model: {order.model_path} has no chat template; set chat.template to a Jinja file"
             )
-        self.template = ChatTemplate(
-            source,
-            special_tokens=special_variables(model.metadata, self.vocabulary),
-            # marks lengthen a text at most twofold; the exact check is made without them
-            max_chars=2 * order.max_prompt_bytes,
-        )
-        self._tokenizer = tokenizer
-        table = self.vocabulary
         self._compiler = Compiler(table.token_bytes, table.control_ids, table.end_ids, words.tokenize)
         # What it imports at its first use can't be imported once the process is sealed.
         self._compiler.check(grammar_text(GrammarSource("json_schema", {"type": "object"})))
-        self._composer = Composer(self.template, tokenizer, SystemClock(), order.max_prompt_bytes)
+        return source
+
+    def _composer_of(self, template: ChatTemplate) -> Composer:
+        files = self._order.checkpoint
+        as_is = files is not None and files.reads_specials
+        return Composer(template, self._tokenizer, SystemClock(), self._order.max_prompt_bytes, as_is=as_is)
 
     def opened(self) -> Opened:
         """The answer to Open."""
@@ -127,7 +146,8 @@ class TextWorker:
             reasoning_format=recognised_reasoning_format(self.template.source, self._tokenizer.spellings.ids),
             uses_tools=self.template.uses_tools,
         )
-        return Opened(facts, self.vocabulary if self._order.wants_table else None)
+        is_table_wanted = self._order.wants_table and self._order.checkpoint is None
+        return Opened(facts, self.vocabulary if is_table_wanted else None)
 
     def answer(self, order: Prepare | TokenizeText | CheckGrammar) -> Answer:
         """Do one order. ServeErrors become the answer."""
@@ -142,10 +162,11 @@ class TextWorker:
             return Refused(failure.code, failure.message)
 
     def _prepare(self, order: Prepare) -> Answer:
+        composer = self._tool_composer if self._tool_composer is not None and order.tools else self._composer
         with _TimeLimit(signal.ITIMER_PROF, self._order.render_timeout_s):
-            text = self._composer.render(order)
+            text = composer.render(order)
         with _TimeLimit(signal.ITIMER_VIRTUAL, self._order.tokenize_timeout_s):
-            return self._composer.tokenize(text, order)
+            return composer.tokenize(text, order)
 
     def _tokenize(self, order: TokenizeText) -> Answer:
         with _TimeLimit(signal.ITIMER_VIRTUAL, self._order.tokenize_timeout_s):
@@ -155,6 +176,7 @@ class TextWorker:
         return TokenIds(tuple(ids))
 
     def _check_grammar(self, source: GrammarSource) -> Answer:
+        assert self._compiler is not None, "grammars are for models that run here"
         with _TimeLimit(signal.ITIMER_PROF, GRAMMAR_TIMEOUT_S):
             if source.kind == "json_schema":
                 check_schema(source.value, source.param)

@@ -18,16 +18,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import ConfigError
+from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.request import Request
 from hitsend.core.vocabulary import Vocabulary
-from hitsend.serve.chat.handover import Handover, refuse
+from hitsend.serve.chat.checkpoint import CheckpointFiles
+from hitsend.serve.chat.handover import Counter, Handover, refuse
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
+from hitsend.serve.engine.openai_body import template_arguments, told_tools
 from hitsend.serve.engine.protocol import Engine
-from hitsend.serve.engine.terms import addresses, kind_of
+from hitsend.serve.engine.terms import Terms, addresses, kind_of
 from hitsend.serve.usage.pricing import Price
 from hitsend.settings import PriceSettings, Settings
 from hitsend.settings_source import secret
@@ -41,7 +43,9 @@ SALT_FILE = "upstreams.secret"
 
 
 class Upstreams(msgspec.Struct, frozen=True):
-    """`engines` are to be started and stopped; the rest goes by models' names here. `names`: kind, and name there."""
+    """`engines` and `texts` (which count for them) are to be started and stopped; the rest goes by models' names here.
+    `names`: kind, and name there.
+    """
 
     engines: tuple[OpenAIEngine, ...] = ()
     by_model: dict[str, Engine] = {}
@@ -49,6 +53,7 @@ class Upstreams(msgspec.Struct, frozen=True):
     prices: tuple[PriceSettings, ...] = ()
     names: dict[str, tuple[str, str]] = {}
     embedders: dict[str, OpenAIEngine] = {}
+    texts: tuple[TextChild, ...] = ()
 
 
 NO_UPSTREAMS = Upstreams()
@@ -112,6 +117,7 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
     prices: list[PriceSettings] = []
     names: dict[str, tuple[str, str]] = {}
     embedders: dict[str, OpenAIEngine] = {}
+    texts: dict[tuple[str, bool], TextChild] = {}
     secret_salt = None
     for one in settings.engines:
         if not isinstance(one, UpstreamBase):
@@ -124,24 +130,68 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
         engine = OpenAIEngine(one, clock, key=key_of(one), salt=secret_salt, command=command, on_tokens=on_tokens)
         engines[one.name] = engine
         by_model |= dict.fromkeys(one.models, engine)
-        handovers |= {model: _handover(one, engine) for model in one.models}
+        counter = _counter(one, engine, settings, texts)
+        handovers |= {model: _handover(one, engine, counter) for model in one.models}
         embedders |= dict.fromkeys(one.embedding_models, engine)
         for model, there in (*one.models.items(), *one.embedding_models.items()):
             names[model] = (kind_of(one), there)
             prices += _prices(one, model)
-    return Upstreams(tuple(engines.values()), by_model, handovers, tuple(prices), names, embedders)
+    return Upstreams(
+        tuple(engines.values()), by_model, handovers, tuple(prices), names, embedders, tuple(texts.values())
+    )
 
 
-def _handover(one: UpstreamBase, engine: OpenAIEngine) -> Handover:
-    counts = one.counts_prompts or ("upstream" if engine.terms.profile.count_path is not None else "bytes")
+class OwnCount:
+    """An upstream's prompts counted here, by the tokenizer and template of the checkpoint that it serves."""
+
+    def __init__(self, text: TextChild, terms: Terms) -> None:
+        self._text = text
+        self._terms = terms
+
+    async def __call__(self, request: Request) -> int | None:
+        """The prompt's tokens; None where they can't be told (the template refuses the messages, it took too long)."""
+        try:
+            if request.prompts:
+                return sum([await self._of_prompt(prompt) for prompt in request.prompts])
+            known = {*self._text.facts.template_variables, "enable_thinking"}
+            arguments = template_arguments(request, self._terms)
+            told = {name: value for name, value in arguments.items() if name in known}
+            request = msgspec.structs.replace(request, template_kwargs=told)
+            tools = None if self._terms.profile.prompts_as_here else told_tools(request, self._terms)
+            prompt = await self._text.prepare(request, max_prompt_tokens=0, tools=tools)
+        except ServeError:
+            return None
+        return prompt.num_tokens
+
+    async def _of_prompt(self, prompt: str | tuple[int, ...]) -> int:
+        return len(await self._text.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt)
+
+
+def _counter(
+    one: UpstreamBase, engine: OpenAIEngine, settings: Settings, texts: dict[tuple[str, bool], TextChild]
+) -> Counter | None:
+    """Who counts its prompts, if not the embedded model. `texts` gets what has to be started for it."""
+    if one.tokenizer is None:
+        counts = one.counts_prompts or ("upstream" if engine.terms.profile.count_path is not None else "bytes")
+        return engine.count_prompt if counts == "upstream" else None
+    files = CheckpointFiles(f"engines[{one.name}].tokenizer", one.tokenizer, engine.terms.profile.reads_specials)
+    key = (files.path, files.reads_specials)
+    if key not in texts:
+        # chat.template is for the model that runs here
+        chat = msgspec.structs.replace(settings.chat, template=None)
+        texts[key] = TextChild(files.path, chat, checkpoint=files)
+    return OwnCount(texts[key], engine.terms)
+
+
+def _handover(one: UpstreamBase, engine: OpenAIEngine, counter: Counter | None) -> Handover:
     return Handover(
         engine=one.name,
         context=one.context,
         max_tokens=one.max_tokens,
         takes=engine.terms.takes,
         ignores=one.unsupported == "ignore",
-        is_counted=counts == "embedded",
-        counter=engine.count_prompt if counts == "upstream" else None,
+        is_counted=one.counts_prompts == "embedded",
+        counter=counter,
         neurons_limit_micro=engine.neurons_limit_micro,
         takes_prompts=engine.terms.profile.completions_path is not None,
     )
@@ -165,13 +215,21 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
             raise ConfigError(f"{where}.models: {model!r} is empty, or served by another engine too")
         if not _NAME_THERE.fullmatch(there):
             raise ConfigError(f"{where}.models: {there!r} is no name at an upstream")
-    if one.counts_prompts == "embedded" and settings.engine.model == NO_MODEL:
-        raise ConfigError(f"{where}.counts_prompts: embedded, but engine.model is none")
+    _check_count(one, where, has_model=settings.engine.model != NO_MODEL)
     urls = addresses(one)
     if not urls or len(set(urls)) != len(urls):
         raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls")
     if strays := set(one.draining) - set(urls):
         raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
+
+
+def _check_count(one: UpstreamBase, where: str, *, has_model: bool) -> None:
+    if one.counts_prompts == "embedded" and not has_model:
+        raise ConfigError(f"{where}.counts_prompts: embedded, but engine.model is none")
+    if one.counts_prompts == "tokenizer" and one.tokenizer is None:
+        raise ConfigError(f"{where}.counts_prompts: tokenizer, but no tokenizer is set beside it")
+    if one.counts_prompts not in (None, "tokenizer") and one.tokenizer is not None:
+        raise ConfigError(f"{where}.tokenizer: {one.tokenizer} isn't used with counts_prompts = {one.counts_prompts}")
 
 
 def serve_command(one: UpstreamBase) -> tuple[str, ...]:

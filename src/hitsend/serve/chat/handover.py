@@ -23,13 +23,16 @@ TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
 
 
+Counter = Callable[[Request], Awaitable[int | None]]
+"""A prompt's tokens by the tokenizer and template of the model that gets it; None where they can't be told."""
+
 _NOTHING_ASKED, _THEIRS = SamplingAsked(), SamplingParams()
 _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 
 
 class Handover(msgspec.Struct, frozen=True):
     """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
-    model counts its prompts; `counter`: it does so itself. `takes_prompts`: also such without messages.
+    model counts its prompts; `counter`: who else does. `takes_prompts`: also such without messages.
     `neurons_limit_micro`: what its account may use in a day.
     """
 
@@ -39,7 +42,7 @@ class Handover(msgspec.Struct, frozen=True):
     takes: frozenset[str] = frozenset()
     ignores: bool = False
     is_counted: bool = False
-    counter: Callable[[Request], Awaitable[int | None]] | None = None
+    counter: Counter | None = None
     neurons_limit_micro: int | None = None
     takes_prompts: bool = False
 
@@ -47,7 +50,7 @@ class Handover(msgspec.Struct, frozen=True):
 class Counted(msgspec.Struct, frozen=True):
     """A prompt's tokens: `reserved` is held, `estimated` is billed where the upstream gives no usage.
 
-    `is_exact`: a tokenizer counted them.
+    `is_exact`: a tokenizer counted them, and they are of one prompt.
     """
 
     reserved: int
@@ -58,7 +61,7 @@ class Counted(msgspec.Struct, frozen=True):
 def count(request: Request, known: int | None) -> Counted:
     """By bytes, or what a tokenizer has `known` of it."""
     if known is not None:
-        return Counted(known, known, is_exact=True)
+        return Counted(known, known, is_exact=len(request.prompts) < 2)
     if request.prompts:
         sizes = [len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in request.prompts]
         are_ids = not any(isinstance(prompt, str) for prompt in request.prompts)

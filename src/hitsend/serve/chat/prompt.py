@@ -17,6 +17,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import Rendered, Tokenized, TokenSpan
 from hitsend.core.request import Message
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.checkpoint import CheckpointFiles
 from hitsend.serve.chat.grammars import CheckGrammar, Grammar
 from hitsend.serve.chat.marks import (
     Marks,
@@ -37,7 +38,10 @@ _SHORT = 32
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """The edge's first message: what to load. `template` overrides the checkpoint's own; times in seconds of CPU."""
+    """The edge's first message: what to load. `template` overrides the checkpoint's own; times in seconds of CPU.
+
+    With `checkpoint`, prompts are only counted: no model's file is read.
+    """
 
     model_path: str
     libllama: str | None
@@ -46,6 +50,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     tokenize_timeout_s: float
     max_prompt_bytes: int
     wants_table: bool
+    checkpoint: CheckpointFiles | None = None
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
@@ -165,15 +170,24 @@ def _shown(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Composer:
-    """Renders and tokenises, one request at a time."""
+    """Renders and tokenises, one request at a time. `as_is`: as servers do that change nothing in messages."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: VocabularyTokenizer, clock: Clock, max_bytes: int) -> None:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: VocabularyTokenizer,
+        clock: Clock,
+        max_bytes: int,
+        *,
+        as_is: bool = False,
+    ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._spellings: Spellings = tokenizer.spellings
         self._clock = clock
         self._max_bytes = max_bytes
-        self._knows_developer = "developer" in template.source
+        self._knows_developer = as_is or "developer" in template.source
+        self._writes_tools = not (as_is or template.uses_tools)
 
     def render(self, order: Prepare) -> "Text":
         """The prompt's text, marks and all. Raises InvalidRequest, EngineFailed."""
@@ -184,7 +198,7 @@ class Composer:
         messages = [self._template_message(message, marks) for message in order.messages]
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
         inserted = 0
-        if not self._template.uses_tools:
+        if self._writes_tools:
             has_calls = any(message.get("tool_calls") for message in messages)
             if tools or (has_calls and not self._template.prints_calls):
                 write_turns(messages)

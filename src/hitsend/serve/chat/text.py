@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from hitsend.core.errors import (
 )
 from hitsend.core.request import Request
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.checkpoint import CheckpointFiles
 from hitsend.serve.chat.grammars import CheckGrammar, Grammar, GrammarCache, end_reason, grammar_key
 from hitsend.serve.chat.prompt import (
     Answer,
@@ -61,12 +63,21 @@ class _Job(msgspec.Struct, eq=False):
 class TextChild:
     """Renders and tokenises for one model. Build it with paths and settings, then `start`.
 
-    Without a path it stays away, for a server whose models all run elsewhere: who asks it is told so.
+    Without a path it stays away, for a server whose models all run elsewhere: who asks it is told so. With `checkpoint`
+    it has no vocabulary, and counts prompts of a model elsewhere.
     """
 
-    def __init__(self, model_path: str | None, settings: ChatSettings, *, libllama: str | None = None) -> None:
+    def __init__(
+        self,
+        model_path: str | None,
+        settings: ChatSettings,
+        *,
+        libllama: str | None = None,
+        checkpoint: CheckpointFiles | None = None,
+    ) -> None:
         self._model_path = model_path
         self._libllama = libllama
+        self._checkpoint = checkpoint
         self._settings = settings
         self._template: str | None = None
         self._child: Child | None = None
@@ -140,9 +151,17 @@ class TextChild:
         self._fail_all(EngineUnavailable("the text process has been stopped"))
 
     async def prepare(
-        self, request: Request, *, wants_text: bool = False, max_prompt_tokens: int | None = None
+        self,
+        request: Request,
+        *,
+        wants_text: bool = False,
+        max_prompt_tokens: int | None = None,
+        tools: tuple[dict[str, Any], ...] | None = None,
     ) -> Prompt:
-        """The request's prompt. Raises InvalidRequest, EngineError (any of its three) or ServerOverloaded."""
+        """The request's prompt. `tools`: in place of those that are offered to a model here.
+
+        Raises InvalidRequest, EngineError (any of its three) or ServerOverloaded.
+        """
         order = Prepare(
             messages=request.messages,
             template_kwargs=request.template_kwargs,
@@ -150,7 +169,7 @@ class TextChild:
             continue_final_message=request.continue_final_message,
             wants_text=wants_text,
             max_prompt_tokens=max_prompt_tokens,
-            tools=offered_tools(request),
+            tools=offered_tools(request) if tools is None else tools,
         )
         answer = await self._ask(order, "messages")
         if not isinstance(answer, Prompt):
@@ -271,6 +290,7 @@ class TextChild:
             tokenize_timeout_s=self._settings.tokenize_timeout_s,
             max_prompt_bytes=self._settings.max_prompt_bytes,
             wants_table=self._vocabulary is None,
+            checkpoint=self._checkpoint,
         )
         self._child = Child(["-m", "hitsend.serve.text_worker"], on_message=self._on_message, on_exit=self._on_exit)
         try:

@@ -9,6 +9,7 @@ weights are in memory at once; the target is written beside its place and moved 
 `layouts.py`.
 
     recipe     which matrices become what
+    bf16       all of them BF16: most bytes, and activations aren't rounded to 8 bits
     q8_0       all of them Q8_0
     q4_0       those of the layers Q4_0; words in and out Q8_0
     iq4_nl     the same with IQ4_NL, whose steps fit bell-shaped weights better
@@ -50,7 +51,7 @@ from hitsend.serve.engine.requantise import (
     requantise,
 )
 
-RECIPES = {"q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K, offsets.RECIPE: Q4_0}
+RECIPES = {"bf16": BF16, "q8_0": Q8_0, "q4_0": Q4_0, "iq4_nl": IQ4_NL, "q4_k": Q4_K, offsets.RECIPE: Q4_0}
 
 PORTION_BYTES = 64 * 1024 * 1024
 """Of a tensor as 32-bit numbers."""
@@ -61,7 +62,7 @@ _LONG_BYTES = 1_000_000_000
 _MARGIN_BYTES = 64 * 1024 * 1024
 _STRING = 8
 _SMALL = ("norm", "_inp.", "ssm_", "conv", "nextn", "shexp_gate")
-_WIDE = frozenset((F32, F16, BF16))
+_WIDE, _PRECISE = frozenset((F32, F16, BF16)), frozenset((BF16, Q8_0))
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ def _wanted(tensor: GgufTensor, kind: int) -> int | None:
         return None
     if not tensor.name.startswith("blk."):
         # words in and out: the most sensitive of all, and often already small
-        kind = Q8_0 if kind == Q8_0 or tensor.kind in _WIDE else tensor.kind
+        kind = kind if kind in _PRECISE else Q8_0 if tensor.kind in _WIDE else tensor.kind
     if tensor.kind == kind or tensor.dimensions[0] % BLOCK.get(kind, 1):
         return None
     return kind

@@ -167,6 +167,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_n_embd_out": (_I, [_P]),
     "llama_pooling_type": (_I, [_P]),
     "llama_n_threads": (_I, [_P]),
+    "llama_n_threads_batch": (_I, [_P]),
+    "llama_set_n_threads": (None, [_P, _I, _I]),
 }
 CONVERTING: dict[str, tuple[Any, list[Any]]] = {
     "ggml_quantize_chunk": (_Z, [_I, _P, _P, c.c_int64, c.c_int64, c.c_int64, _P]),

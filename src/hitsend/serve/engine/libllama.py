@@ -69,6 +69,7 @@ class Library:
         self.build = build
         self._functions = functions
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._backends: list[str] = []
         self.on_line: Callable[[str], None] | None = None
         self._callback = LogCallback(self._log)
         functions.llama_log_set(self._callback, None)
@@ -91,8 +92,20 @@ class Library:
 
     @property
     def name(self) -> str:
-        """For records: `llama.cpp b11549`."""
-        return f"llama.cpp b{self.build}" if self.build else f"libllama ({Path(self.path).name})"
+        """For records: `llama.cpp b11549`, with the backends that were added."""
+        own = f"llama.cpp b{self.build}" if self.build else f"libllama ({Path(self.path).name})"
+        return " + ".join((own, *self._backends))
+
+    def load_backend(self, path: str, where: str) -> None:
+        """One more of ggml's backends, for all models that are loaded from now on. Raises ConfigError."""
+        load = getattr(self._functions, "ggml_backend_load", None)
+        if load is None:
+            raise ConfigError(f"{where}: {self.path} can't load backends: it lacks ggml_backend_load")
+        load.restype, load.argtypes = c.c_void_p, [c.c_char_p]
+        self.take_lines()
+        if not load(path.encode()):
+            raise ConfigError(f"{where}: {path} can't be loaded: {self.take_lines() or 'no reason given'}")
+        self._backends.append(Path(path).stem.removeprefix("lib"))
 
     def take_lines(self) -> str:
         """The warnings and errors that the library logged since the last call, on one line."""
@@ -182,6 +195,18 @@ def floats_at(address: int, num_rows: int, num_columns: int) -> NDArray[np.float
     """The library's own memory as an array: copy it before the next call into the library."""
     flat = np.ctypeslib.as_array((c.c_float * (num_rows * num_columns)).from_address(address))
     return flat.reshape(num_rows, num_columns)
+
+
+def set_default(name: str, value: str) -> None:
+    """An environment variable of this process, for libraries that are loaded later, where it has none."""
+    c.CDLL(None).setenv(name.encode(), value.encode(), 0)
+
+
+def asked(path: str, name: str) -> int | None:
+    """What a function without arguments says, of a library that is loaded or of those that it needs; None: there is
+    none."""
+    function = getattr(c.CDLL(path), name, None)
+    return None if function is None else int(function())
 
 
 def die_with_parent() -> None:

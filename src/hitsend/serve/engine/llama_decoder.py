@@ -41,7 +41,9 @@ _NO_SLOT, _ABORTED, _BAD_BATCH = 1, 2, -1
 class LlamaDecoder(Slots):
     """One context of `plan.num_slots` sequences. Not thread-safe. See `loop/decoder.py` for the contract.
 
-    `num_outputs`: rows of logits per call; 0: any. `head` follows what is computed, where there is one.
+    `num_threads_alone` compute calls of one token (0: as many as all others): in a small model, threads that meet after
+    each operation can cost more than they bring. `num_outputs`: rows of logits per call; 0: any. `head` follows what is
+    computed, where there is one.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LlamaDecoder(Slots):
         *,
         step_tokens: int,
         num_threads: int,
+        num_threads_alone: int = 0,
         is_unified: bool,
         adapters: Adapters | None = None,
         kv_type: str = "f16",
@@ -63,7 +66,7 @@ class LlamaDecoder(Slots):
         self.head: MtpHead | None = None
         self._max_batch = min(max(step_tokens, plan.num_slots), plan.num_cells)
         self._max_call = min(self._max_batch, MAX_CALL_TOKENS)
-        context = self._open(num_threads, KV_TYPES[kv_type], num_outputs)
+        context = self._open((num_threads_alone or num_threads, num_threads), KV_TYPES[kv_type], num_outputs)
         is_recurrent = model.is_recurrent
         super().__init__(self._lib, context, is_unified=is_unified, is_recurrent=is_recurrent, again=self._again)
         self._vocab_size = model.vocabulary.num_tokens
@@ -165,6 +168,10 @@ class LlamaDecoder(Slots):
                 self.on_progress()
         return logits
 
+    def use_alone(self, num_threads: int) -> None:
+        """So many threads for calls of one token from now on."""
+        self._lib.llama_set_n_threads(self._context, num_threads, self._lib.llama_n_threads_batch(self._context))
+
     def release(self, slot: int) -> None:
         """Forget everything that the slot holds."""
         super().release(slot)
@@ -207,7 +214,7 @@ class LlamaDecoder(Slots):
             self._lib.llama_free(self._context)
             self._context = 0
 
-    def _open(self, num_threads: int, kv_type: int, num_outputs: int) -> int:
+    def _open(self, num_threads: tuple[int, int], kv_type: int, num_outputs: int) -> int:
         lib, plan = self._lib, self._plan
         params = lib.default_context_params()
         params.n_ctx = plan.num_cells
@@ -216,7 +223,7 @@ class LlamaDecoder(Slots):
         params.n_seq_max = plan.num_slots
         params.n_outputs_max = num_outputs
         params.n_rs_seq = plan.num_snapshots if self._model.is_recurrent else 0
-        params.n_threads = params.n_threads_batch = num_threads
+        params.n_threads, params.n_threads_batch = num_threads
         params.kv_unified = self._is_unified
         params.type_k = params.type_v = kv_type
         lib.take_lines()
@@ -239,7 +246,7 @@ class LlamaDecoder(Slots):
             "n_ctx_seq": plan.num_cells if self._is_unified else plan.cells_per_slot,
             "n_seq_max": plan.num_slots,
             "n_batch": self._max_batch,
-            "n_threads": num_threads,
+            "n_threads": num_threads[0],
         }
         if found != asked:
             lib.llama_free(context)

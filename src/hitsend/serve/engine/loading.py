@@ -14,6 +14,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.blas import with_blas
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
@@ -34,7 +35,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     header = read_header(path)
     shape = memory_shape(header, settings.kv_type)
     plan = plan_cells(shape, settings)
-    library = open_library(settings.libllama)
+    library = with_blas(open_library(settings.libllama), settings.blas, header)
     no_head = why_no_head(header, library, settings)
     model = LoadedModel(library, path, loads_head=not no_head)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
@@ -47,6 +48,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         clock,
         step_tokens=settings.step_tokens,
         num_threads=num_threads,
+        num_threads_alone=settings.num_threads_alone,
         is_unified=plan.is_unified,
         adapters=adapters,
         kv_type=settings.kv_type,

@@ -21,6 +21,7 @@ from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import Adapters
+from hitsend.serve.engine.blas import with_blas
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.offsets import offsets_bytes
@@ -48,16 +49,19 @@ class Question(msgspec.Struct, frozen=True):
     kv_type: str = "f16"
     micro_batch: int = 512
     windows: int = 0
+    blas: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Tokens per second (`decode`: by width), or mean negative log-likelihoods by window.
+    """Tokens per second (`decode`: by width; `alone`: of one sequence on one thread, 0 where there is only one), or
+    mean negative log-likelihoods by window.
 
     `peak_bytes`: the most memory that the process had.
     """
 
     prefill: float = 0.0
     decode: dict[int, float] = {}
+    alone: float = 0.0
     losses: tuple[float, ...] = ()
     weights_bytes: int = 0
     peak_bytes: int = 0
@@ -71,7 +75,7 @@ def held_texts() -> list[bytes]:
 def answer(question: Question, clock: Clock) -> Answer:
     """Measure. Raises ConfigError."""
     header = read_header(question.path)
-    library = open_library(question.libllama)
+    library = with_blas(open_library(question.libllama), question.blas, header)
     model = LoadedModel(library, question.path)
     slots = 1 if question.windows else max(WIDTHS)
     cells = max(WINDOW, CELL_STEP)
@@ -89,7 +93,9 @@ def answer(question: Question, clock: Clock) -> Answer:
     if question.windows:
         found = Answer(losses=tuple(_losses(model, decoder, question.windows)))
     else:
-        found = Answer(prefill=_prefill(decoder, clock), decode=_decode(decoder, clock))
+        prefill, lengths = _prefill(decoder, clock), _fill(decoder)
+        decode = {width: _decode(decoder, clock, width, lengths) for width in WIDTHS}
+        found = Answer(prefill, decode, _alone(decoder, clock, lengths) if question.num_threads > 1 else 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
     weights = library.llama_model_size(model.handle) + offsets_bytes(question.path, header)
     return msgspec.structs.replace(found, weights_bytes=weights, peak_bytes=peak)
@@ -128,23 +134,29 @@ def _prefill(decoder: LlamaDecoder, clock: Clock) -> float:
     return _PREFILL / min(seconds)
 
 
-def _decode(decoder: LlamaDecoder, clock: Clock) -> dict[int, float]:
+def _fill(decoder: LlamaDecoder) -> NDArray[np.int64]:
+    """A prompt in every slot; returns how many tokens each holds."""
     prompt = np.arange(_PROMPT)
     decoder.decode(_batch(_any_ids(_PROMPT, decoder), prompt, np.zeros(_PROMPT), last_only=True))
     for slot in range(1, max(WIDTHS)):
         decoder.copy(0, slot)
-    lengths = np.full(max(WIDTHS), _PROMPT)
-    found = {}
-    for width in WIDTHS:
-        seconds = []
-        for _ in range(_STEPS[width]):
-            batch = _batch(_any_ids(width, decoder), lengths[:width], np.arange(width), last_only=False)
-            begin = clock.now()
-            decoder.decode(batch)
-            seconds.append(clock.now() - begin)
-            lengths[:width] += 1
-        found[width] = width / min(seconds)
-    return found
+    return np.full(max(WIDTHS), _PROMPT)
+
+
+def _decode(decoder: LlamaDecoder, clock: Clock, width: int, lengths: NDArray[np.int64]) -> float:
+    seconds = []
+    for _ in range(_STEPS[width]):
+        batch = _batch(_any_ids(width, decoder), lengths[:width], np.arange(width), last_only=False)
+        begin = clock.now()
+        decoder.decode(batch)
+        seconds.append(clock.now() - begin)
+        lengths[:width] += 1
+    return width / min(seconds)
+
+
+def _alone(decoder: LlamaDecoder, clock: Clock, lengths: NDArray[np.int64]) -> float:
+    decoder.use_alone(1)
+    return _decode(decoder, clock, 1, lengths)
 
 
 def _any_ids(count: int, decoder: LlamaDecoder) -> NDArray[np.int32]:

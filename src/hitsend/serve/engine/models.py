@@ -43,13 +43,17 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A file to load. `name` is how the model is called where no alias is set; `origin` is for records."""
+    """A file to load. `name` is how the model is called where no alias is set; `origin` is for records.
+
+    `weights`, `num_threads_alone`: a converted copy and `engine.num_threads_alone`, where `engine.layout` chose them.
+    """
 
     path: str
     name: str
     origin: str
     generation_config: dict[str, Any] = {}
     weights: str | None = None
+    num_threads_alone: int = 0
 
     @property
     def weights_path(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.request import Message, OutputFormat, Request
+from hitsend.serve.engine.schema_calls import calls_format, is_forced
 from hitsend.serve.engine.terms import Terms
 
 _AFFINE_CHARS = 512
@@ -36,12 +37,14 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
         body["priority"] = request.served_tier
     if profile.salt_field is not None:
         body[profile.salt_field] = _mac(terms.salt, b"cache", [list(request.principal.tenant), request.cache_salt])
-    for name, value in asked(request, names_tool=profile.names_tool).items():
+    fields = asked(request, names_tool=profile.names_tool)
+    if is_forced(request, terms):  # the tools are in its prompt all the same
+        form = calls_format(fields["tools"], is_parallel=request.parallel_tool_calls)
+        fields |= {"tool_choice": "none", "response_format": form}
+    for name, value in fields.items():
         if name in terms.names:
             _put(body, terms.names[name], value)
-    if terms.is_thinking_off and profile.thinking_off is not None and _may_think(model, profile.thinking_models):
-        effort = request.reasoning_effort
-        wanted = bool(request.thinking_token_budget) if effort is None else effort != "none"
+    if profile.thinking_off is not None and (wanted := _thinks(request, terms)) is not None:
         _put(body, profile.thinking_off, wanted, keeps=True)
     return msgspec.json.encode(body)
 
@@ -75,14 +78,29 @@ def count_body(request: Request, terms: Terms) -> bytes:
         "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         "continue_final_message": request.continue_final_message,
     }
-    kwargs, effort = dict(request.template_kwargs), request.reasoning_effort
-    if effort is not None and terms.profile.effort_thinks:
-        kwargs.setdefault("enable_thinking", effort != "none")
-    if kwargs:
+    if kwargs := template_arguments(request, terms):
         body["chat_template_kwargs"] = kwargs
     if tools := asked(request, names_tool=terms.profile.names_tool).get("tools"):
         body["tools"] = tools
     return msgspec.json.encode(body)
+
+
+def template_arguments(request: Request, terms: Terms) -> dict[str, Any]:
+    """What the upstream's chat template is told, whether or not it says so in the body."""
+    effort = request.reasoning_effort
+    found = dict(request.template_kwargs) if "chat_template_kwargs" in terms.takes else {}
+    if effort is not None and terms.profile.effort_thinks:
+        found.setdefault("enable_thinking", effort != "none")
+    if (wanted := _thinks(request, terms)) is not None:
+        found.setdefault("enable_thinking", wanted)
+    return found
+
+
+def told_tools(request: Request, terms: Terms) -> tuple[dict[str, Any], ...]:
+    """The tools that its prompt has in it, also where calls are forbidden, and with empty fields: as vLLM gives them to
+    a template."""
+    found = asked(request, names_tool=terms.profile.names_tool).get("tools", ())
+    return tuple(tool | {"function": {"description": None} | tool["function"]} for tool in found)
 
 
 def asked(request: Request, *, names_tool: bool = True) -> dict[str, Any]:
@@ -135,8 +153,12 @@ def _put(body: dict[str, Any], path: str, value: Any, *, keeps: bool = False) ->
         body[name] = value
 
 
-def _may_think(model: str, names: tuple[str, ...]) -> bool:
-    return any(name in model.casefold() for name in names)
+def _thinks(request: Request, terms: Terms) -> bool | None:
+    """What is said to a model that would think by itself; None: nothing."""
+    model, effort = terms.models[request.model].casefold(), request.reasoning_effort
+    if not terms.is_thinking_off or not any(name in model for name in terms.profile.thinking_models):
+        return None
+    return bool(request.thinking_token_budget) if effort is None else effort != "none"
 
 
 def _mac(salt: bytes, purpose: bytes, facts: Any) -> str:

@@ -66,8 +66,10 @@ class Profile(msgspec.Struct, frozen=True):
     messages only. `count_path` takes a chat and gives its tokens under `count_key`. `metrics`: what a gauge of its
     `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
     which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
-    `reasoning_effort` but none turns thinking on. `names_tool`: it understands a `tool_choice` that names a function.
-    `cuts_vectors`: it knows `dimensions`; else they are cut here.
+    `reasoning_effort` but none turns thinking on. `reads_specials`: it renders messages as they come, by the
+    checkpoint's own template, and special spellings are special tokens whoever typed them; `prompts_as_here`: it makes
+    prompts as hitsend does. `names_tool`: it understands a `tool_choice` that names a function; `calls_by_schema`: it
+    makes sure of a call only as JSON by a schema. `cuts_vectors`: it knows `dimensions`; else they are cut here.
     `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
     frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
     long; `priority_words`, that it runs without the policy that a request's priority needs.
@@ -90,7 +92,10 @@ class Profile(msgspec.Struct, frozen=True):
     count_path: str | None = None
     count_key: str = "count"
     effort_thinks: bool = False
+    reads_specials: bool = False
+    prompts_as_here: bool = False
     names_tool: bool = True
+    calls_by_schema: bool = False
     bills_choices: bool = True
     skips_null: bool = False
     metrics_path: str = "/metrics"
@@ -147,7 +152,9 @@ LLAMA_SERVER = Profile(
     completions_path="completions",
     count_path="/v1/chat/completions/input_tokens",
     count_key="input_tokens",
+    reads_specials=True,
     names_tool=False,  # an object is taken for "auto", with a line in its log
+    calls_by_schema=True,  # "required" lets a model write as long as it likes before its call, also up to max_tokens
     skips_null=True,  # a stream of completions begins with one
     cuts_vectors=False,
     context_words="too large to process",  # of a text to embed, with status 500
@@ -162,6 +169,7 @@ SGLANG = Profile(
     name="sglang",
     source="SGLang's sampling parameters and production metrics pages, 2026",
     completions_path="completions",
+    reads_specials=True,
     fields=_same(*_SAMPLING, "stop_token_ids", "min_tokens", "ignore_eos", "chat_template_kwargs")
     | _same("continue_final_message")
     | {"structured_outputs.regex": "regex"},
@@ -176,12 +184,14 @@ TGI = Profile(
     name="tgi",
     source="text-generation-inference, Messages API; in maintenance since 2025-12",
     lacks=frozenset({"n", "logit_bias", "parallel_tool_calls", "reasoning_effort"}),
+    reads_specials=True,
 )
 
 HITSEND = Profile(
     name="hitsend",
     source="docs/fields.md",
     completions_path="completions",
+    prompts_as_here=True,
     fields=_VLLM_FIELDS
     | _same("typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
     | _same("xtc_probability", "xtc_threshold"),
@@ -201,6 +211,7 @@ VLLM = Profile(
     stream_options={"include_usage": True, "continuous_usage_stats": True},
     count_path="/tokenize",
     effort_thinks=True,
+    reads_specials=True,
     metrics={
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),

@@ -20,6 +20,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import read_header
 from hitsend.serve.engine.adapters import check_adapter
+from hitsend.serve.engine.blas import blas_bytes
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.libllama import Library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
@@ -102,6 +103,7 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
     except ConfigError:
         return memory
     compute, repacked = sum(each.compute for each in found), sum(each.repacked for each in found)
+    compute += blas_bytes(settings.blas, header)
     return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=resident_bytes() - _OWN_BYTES)
 
 

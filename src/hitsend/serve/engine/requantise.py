@@ -32,7 +32,7 @@ _CODECS = {
 READABLE = frozenset((F32, F16, BF16, *_CODECS))
 """Types that can be converted from."""
 
-BLOCK = {Q8_0: 32, Q4_0: 32, IQ4_NL: 32, Q4_K: 256}
+BLOCK = {BF16: 1, Q8_0: 32, Q4_0: 32, IQ4_NL: 32, Q4_K: 256}
 """Types that can be converted to, and the elements of their blocks: a row has to be a whole number of them."""
 
 _SUB, _PER_SUPER = 32, 8

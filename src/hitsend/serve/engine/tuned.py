@@ -2,8 +2,9 @@
 
 Enters: a model file and settings. Leaves: a `Tuned` (measured, or from an earlier time) and its choice. Always true: a
 choice is a layout whose loss of perplexity plus its standard error is within the bound and whose gain is at least
-`LEAST_GAIN`, else as shipped; a result counts for the same machine, file, build and settings only; measuring happens in
-child processes, each way in turn and all of them again, so that a slow moment makes no gain. Next: `measure.py`.
+`LEAST_GAIN`, the smallest of those that are nearly as fast as the fastest, else as shipped; a result counts for the
+same machine, file, build and settings only; measuring happens in child processes, each way in turn and all of them
+again, so that a slow moment makes no gain. Next: `measure.py`.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -26,10 +28,13 @@ from hitsend.serve.engine.measure import WIDTHS, Answer, Question
 from hitsend.serve.engine.models import ModelFile
 from hitsend.settings import EngineSettings
 
+LEAST_ALONE = 1.03
+"""One thread has to be so many times as fast as all of them to be taken for steps of one token."""
+
 LEAST_GAIN = 1.05
 """A smaller gain is within what measuring scatters, and not worth a second copy of the weights."""
 
-EDITION = 2
+EDITION = 3
 """Counts up when results of before can't be compared: other held texts, another way of measuring."""
 
 _INPUT, _OUTPUT = 128, 64
@@ -53,8 +58,8 @@ class Way(msgspec.Struct, frozen=True):
 
 class Measured(msgspec.Struct, frozen=True):
     """A way and its figures: tokens per second; `loss` and `loss_error` are shares of perplexity against as shipped,
-    None where not measured (threads and micro-batch change no weights). `gain` is against the first row over all
-    widths, `gains` by width: 128 tokens in and 64 out, that many at once."""
+    None where not measured (threads and micro-batch change no weights). `alone`: of one sequence on one thread. `gain`
+    is against the first row over all widths, `gains` by width: 128 tokens in and 64 out, that many at once."""
 
     way: Way
     prefill: float
@@ -65,12 +70,16 @@ class Measured(msgspec.Struct, frozen=True):
     peak_bytes: int
     gain: float = 1.0
     gains: dict[int, float] = {}
+    alone: float = 0.0
+
+    @property
+    def num_threads_alone(self) -> int:
+        """What `engine.num_threads_alone` should be: one where that is faster, else as all others."""
+        return 1 if self.alone >= LEAST_ALONE * self.decode[1] else 0
 
     def gain_up_to(self, num_slots: int) -> float:
         """Over the widths that this many slots can have."""
-        return statistics.geometric_mean(
-            [gain for width, gain in self.gains.items() if width <= num_slots] or [self.gain]
-        )
+        return _together(gain for width, gain in self.gains.items() if width <= num_slots) or self.gain
 
     def is_within(self, bound: float) -> bool:
         """Whether its loss is known to be small enough."""
@@ -88,11 +97,14 @@ class Tuned(msgspec.Struct, frozen=True):
     rows: tuple[Measured, ...]
 
     def choice(self, bound: float, num_slots: int = max(WIDTHS)) -> Measured:
-        """The fastest layout for up to so many that keeps to the bound, if its gain is real; else as shipped."""
+        """The fastest layout for up to so many that keeps to the bound, if its gain is real; else as shipped. Of those
+        that are within what measuring scatters, the smallest."""
         shipped = self.rows[0]
         usable = [row for row in self.rows if row.is_within(bound) and row.way.kv_type == shipped.way.kv_type]
-        best = max(usable, key=lambda row: row.gain_up_to(num_slots), default=shipped)
-        return best if best.gain_up_to(num_slots) >= LEAST_GAIN else shipped
+        real = [row for row in usable if row.gain_up_to(num_slots) >= LEAST_GAIN]
+        most = max((row.gain_up_to(num_slots) for row in real), default=0.0)
+        near = [row for row in real if row.gain_up_to(num_slots) * LEAST_GAIN >= most]
+        return min(near, key=lambda row: row.weights_bytes, default=shipped)
 
 
 def gains_of(row: Measured, base: Measured) -> dict[int, float]:
@@ -115,19 +127,31 @@ def steady_gains(way: Way, speeds: dict[Way, list[Answer]]) -> dict[int, float]:
 
 
 def steady_gain(way: Way, speeds: dict[Way, list[Answer]]) -> float:
-    """The same over all widths: their geometric mean."""
-    return statistics.geometric_mean(steady_gains(way, speeds).values())
+    """The same over all widths."""
+    return _together(steady_gains(way, speeds).values())
+
+
+def _together(gains: Iterable[float]) -> float:
+    """Of several: how much less time an equal share of each takes. 0: there are none."""
+    found = list(gains)
+    return statistics.harmonic_mean(found) if found else 0.0
 
 
 def _seconds(row: Measured, width: int) -> float:
-    return width * _INPUT / row.prefill + width * _OUTPUT / row.decode[width]
+    speed = max(row.decode[1], row.alone) if width == 1 else row.decode[width]
+    return width * (_INPUT / row.prefill + _OUTPUT / speed)
 
 
 def tuned_file(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Path:
     """Where the result for this model, machine and build is kept."""
     sha256 = sha256_of(Path(found.path), layouts_dir(models_dir))
-    mark = (sha256, machine(), settings.libllama or PACKAGE_VERSION, settings.num_threads, settings.kv_type, EDITION)
+    mark = (sha256, machine(), *_build(settings), settings.num_threads, settings.kv_type, EDITION)
     return layouts_dir(models_dir) / f"tuned-{hashlib.sha256(repr(mark).encode()).hexdigest()[:32]}.json"
+
+
+def _build(settings: EngineSettings) -> tuple[str, ...]:
+    """What computes."""
+    return (settings.libllama or PACKAGE_VERSION, *([settings.blas] if settings.blas else []))
 
 
 def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> Tuned | None:
@@ -149,7 +173,7 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     for turn in range(3 if is_quick else 5):
         for way in ways:
             say(f"speed, turn {turn + 1}: {shown(way)}")
-            speeds[way].append(_ask(files[way.layout], way, settings.libllama))
+            speeds[way].append(_ask(files[way.layout], way, settings))
     windows = _QUICK_WINDOWS if is_quick else 1
     losses: dict[Way, tuple[float, ...]] = {}
     for way in ways:
@@ -157,14 +181,14 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
             continue  # it can't be chosen, whatever it loses
         if way.num_threads == threads and way.micro_batch == Way().micro_batch:
             say(f"perplexity: {shown(way)}")
-            losses[way] = _ask(files[way.layout], way, settings.libllama, windows=windows).losses
+            losses[way] = _ask(files[way.layout], way, settings, windows=windows).losses
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
     rows = [
         msgspec.structs.replace(row, gain=steady_gain(row.way, speeds), gains=steady_gains(row.way, speeds))
         for row in rows
     ]
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
-    build = settings.libllama or PACKAGE_VERSION
+    build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
     target = tuned_file(found, models_dir, settings)
     part = target.with_suffix(f".{os.getpid()}.part")
@@ -186,7 +210,7 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
             result = tune(found, models_dir, settings, is_quick=True, say=say)
         chosen = result.choice(settings.layout_max_loss, settings.num_slots)
         say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
-        layout = chosen.way.layout
+        layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
         if layout == AS_SHIPPED:
             return found
     weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
@@ -197,6 +221,7 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
 def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
     """What is chosen and why, for the log."""
     chosen = result.choice(bound, num_slots)
+    alone = ", one thread for steps of one token" if chosen.num_threads_alone else ""
     if chosen is not result.rows[0]:
         assert chosen.loss is not None
         by_width = ", ".join(f"{gain:.2f} at {width}" for width, gain in chosen.gains.items())
@@ -204,12 +229,14 @@ def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
             f"{chosen.way.layout}: {chosen.gain_up_to(num_slots):.2f} times the output of the weights as shipped"
             f"{f' ({by_width} at once)' if by_width else ''}, perplexity "
             f"{chosen.loss:+.2%} (± {chosen.loss_error or 0.0:.2%}), bound {bound:.2%}"
+            f"{alone}"
         )
     others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
     losses = ("" if row.loss is None else f" at {row.loss:+.2%}" for row in others)
     gains = (f"{row.way.layout} {row.gain_up_to(num_slots):.2f} times" for row in others)
     told = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True))
-    return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({told or 'nothing to try'})"
+    tried = told or "nothing to try"
+    return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({tried}){alone}"
 
 
 def shown(way: Way) -> str:
@@ -249,8 +276,9 @@ def _ways(layouts: tuple[str, ...], threads: int, kv_type: str, *, is_quick: boo
     return ways
 
 
-def _ask(file: Path, way: Way, libllama: str | None, *, windows: int = 0) -> Answer:
-    question = Question(str(file), libllama, way.num_threads, way.kv_type, way.micro_batch, windows)
+def _ask(file: Path, way: Way, settings: EngineSettings, *, windows: int = 0) -> Answer:
+    library, blas = settings.libllama, settings.blas
+    question = Question(str(file), library, way.num_threads, way.kv_type, way.micro_batch, windows, blas)
     words = ["-m", "hitsend.serve.engine.measure", msgspec.json.encode(question).decode()]
     try:
         child = subprocess.run(  # noqa: S603 (our own module)
@@ -275,6 +303,7 @@ def _measured(way: Way, speeds: list[Answer], losses: tuple[float, ...] | None, 
         error,
         speeds[0].weights_bytes,
         max(each.peak_bytes for each in speeds),
+        alone=max(each.alone for each in speeds),
     )
 
 

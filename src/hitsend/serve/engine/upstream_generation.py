@@ -14,16 +14,17 @@ import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, ServeError
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
-from hitsend.core.request import Delta, Usage
+from hitsend.core.request import Delta, Request, Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader
-from hitsend.serve.engine.profiles import Profile
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
 from hitsend.serve.engine.replicas import Replica
+from hitsend.serve.engine.schema_calls import CallsReader, is_forced
+from hitsend.serve.engine.terms import Terms
 from hitsend.serve.engine.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class OpenAIGeneration:
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
         self._prompts = job.chat.prompts
-        self._reader = _reader_of(job, terms.profile, merges=self._merges)
+        self._reader = _reader_of(job, job.chat, terms, merges=self._merges)
         self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
         self._answer: UpstreamAnswer | None = None
@@ -234,9 +235,12 @@ class OpenAIGeneration:
         self._end("failed")
 
 
-def _reader_of(job: Job, profile: Profile, *, merges: bool) -> ChunkReader:
+def _reader_of(job: Job, request: Request, terms: Terms, *, merges: bool) -> ChunkReader:
+    profile = terms.profile
     if profile.is_lenient:
         return LenientReader(job.n, job.max_tokens)
+    if is_forced(request, terms):
+        return CallsReader(job.n, skips_null=profile.skips_null)
     return ChunkReader(job.n, merges=merges, skips_null=profile.skips_null)
 
 
