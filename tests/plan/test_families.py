@@ -123,6 +123,22 @@ def test_names_as_they_are_typed_find_their_shapes(typed, meant):
     assert meant in find_checkpoint(typed, FACTS).name
 
 
+@pytest.mark.parametrize(
+    ("typed", "context"),
+    [
+        ("Qwen3-30B-A3B", 40_960),
+        ("Qwen3-30B-A3B-Instruct-2507-FP8", 262_144),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", 262_144),
+        ("Mistral-Small-24B-Instruct-2501", 32_768),
+        ("Mistral-Small-3.1-24B-Instruct-2503", 131_072),
+        ("Devstral-Small-2505", 131_072),
+        ("GLM-4.6", 202_752),
+    ],
+)
+def test_later_releases_of_one_shape_have_their_own_context(typed, context):
+    assert find_checkpoint(typed, FACTS).context == context
+
+
 def test_a_fine_tune_says_whose_shapes_it_got_and_a_draft_head_gets_none():
     tuned = find_checkpoint("NousResearch/Hermes-3-Llama-3.1-8B", FACTS)
     assert "which its name ends in" in tuned.uncertain[-1]

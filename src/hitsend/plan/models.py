@@ -47,13 +47,15 @@ _ENDINGS = {
                 "ct",
                 "dwq",
             ),
-            *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
+            *("0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
         )
     ),
 }
 """Endings of names that leave every shape as it is, and the weights they mean."""
 
 
+_RELEASED = re.compile(r"2[3-9](0[1-9]|1[0-2])")
+"""Year and month, as Mistral and Qwen number theirs."""
 _GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|x{1,2}[sl]|nl|[01]")
 _GGUF_TYPE = re.compile(r"(?:^|-)(i?q\d(?:-(?:[k01sml]|x{1,2}[sl]|nl))*)(?:-gguf)?$")
 
@@ -171,7 +173,7 @@ def _shorter(name: str) -> Iterator[tuple[str, str | None]]:
     yield name, None
     while True:
         head, _, ending = name.rpartition("-")
-        if not head or not (ending in _ENDINGS or _GGUF_ENDING.fullmatch(ending)):
+        if not head or not (ending in _ENDINGS or _GGUF_ENDING.fullmatch(ending) or _RELEASED.fullmatch(ending)):
             return
         name = head
         yield name, _ENDINGS.get(ending)
