@@ -7,11 +7,11 @@ import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.config import checkpoint_of
-from hitsend.plan.explain import document
+from hitsend.plan.explain import advise, document, explain
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.roofline import attention_flops
 from hitsend.plan.sizes import latent_row_bytes
-from tests.plan.asked import FACTS, ask, known
+from tests.plan.asked import FACTS, GIB, ask, known
 
 V4 = next(model.config for model in FACTS.models if model.name.endswith("V4-Flash"))
 
@@ -34,6 +34,8 @@ def test_parameters_are_what_their_makers_say(model, billions, active):
         ("DeepSeek-V4-Pro", "v0.20.2", 13.848, 8192, 8192, 27_042),
         # a report about compressors' sizes on eight RTX PRO 5000
         ("DeepSeek-V4-Flash", "0.22.1rc1", 37.9325, 256_000, 8192, 2_497_693),
+        # a guide to five models on eight H100: two steps of 8,192 tokens are in flight
+        ("DeepSeek-V4-Flash-0731", "0.31.1rc1.dev50", 47.4289, 262_144, 8192, 1_728_531),
     ],
 )
 def test_compressed_pools_are_the_logged_ones(model, version, gib, length, batch, tokens):
@@ -52,6 +54,30 @@ def test_compressed_pools_are_the_logged_ones(model, version, gib, length, batch
     assert sum(plan.stage.blocks.groups.values()) == 5
 
 
+@pytest.mark.parametrize(
+    ("version", "gib", "length", "tokens"),
+    [("0.26.0", 7.7124, 121_344, 150_992), ("0.25.0", 7.0065, 912_128, 1_009_661)],
+)
+def test_the_older_sum_holds_until_0_26_with_two_steps_in_flight(version, gib, length, tokens):
+    """vllm#51041, two H20 with MTP. The second pool's version isn't 0.26.0, as is said there, but an older one's."""
+    shape = {"kv_dtype": "fp8", "max_model_len": length, "max_num_batched_tokens": 8192, "drafts": 1}
+    assert ask("DeepSeek-V4-Flash", tp=2, gib=gib, engine_version=version, **shape).pool_tokens == tokens
+
+
+def test_the_check_at_the_start_takes_all_groups_blocks():
+    """vllm#44376: 6.66 GiB for 30,000 tokens where 5.44 are free, and 13,528 would fit; steps of 16,384."""
+    shape = {"kv_dtype": "fp8", "engine_version": "0.22.0", "max_num_batched_tokens": 16_384}
+    refused = ask("DeepSeek-V4-Flash", tp=2, gib=5.4415, max_model_len=30_000, **shape)
+    assert float(refused.stage.blocks.needed_bytes) / GIB == pytest.approx(6.66, abs=0.005)
+    assert refused.fits is False
+    assert advise(refused).longest_len == 13_528
+    assert "at its start vLLM wants 6.66 GiB for it" in "\n".join(explain(refused))
+    # the pool's own sum would say that more fit
+    assert refused.stage.max_concurrency > 0.9
+    fits = ask("DeepSeek-V4-Flash", tp=2, gib=5.4415, max_model_len=13_528, **shape)
+    assert fits.fits
+
+
 def test_the_number_of_blocks_is_the_one_that_was_allocated():
     """The same report prints it beside the exact bytes."""
     asked = MemoryQuestion(
@@ -64,6 +90,15 @@ def test_the_number_of_blocks_is_the_one_that_was_allocated():
     # later versions leave out the pages that no group fills
     later = plan_memory(msgspec.structs.replace(asked, engine_version="0.23.0")).stage.blocks
     assert later.num_blocks == 42_566_892_135 // 1_039_680
+    # and since 0.27 a block is as large as its largest group: the stride that a report of August 2026 printed
+    dense = plan_memory(msgspec.structs.replace(asked, engine_version="0.27.1")).stage.blocks
+    assert dense.num_blocks == 42_566_892_135 // 1_002_240
+
+
+def test_the_stride_of_pro_is_the_one_that_its_authors_measured():
+    """vllm#48993: 1,315,008 bytes with an indexer of 68 bytes a key; ours has 132, so 30 pages of 8,640 for 4,608."""
+    plan = ask("DeepSeek-V4-Pro", gib=100, engine_version="0.31.0", max_model_len=8192).stage.blocks
+    assert plan.page_bytes * plan.group_layers == 1_315_008 + 30 * (8640 - 4608)
 
 
 def test_what_a_token_costs_where_tokens_are_compressed():

@@ -7,7 +7,7 @@ import pytest
 from hitsend.core.errors import ConfigError
 from hitsend.plan.facts import Facts, KnownModel, load_facts, own_facts
 from hitsend.plan.facts_check import check_facts
-from hitsend.plan.hardware import find_gpu
+from hitsend.plan.hardware import find_gpu, is_large
 from tests.plan.asked import FACTS, GIB
 
 TODAY = date(2026, 11, 29)
@@ -116,6 +116,11 @@ def test_a_users_file_that_is_wrong_is_named(tmp_path, content, said):
         ("mi300x", "AMD MI300X"),
         ("A100", "NVIDIA A100 SXM 80GB"),
         ("b200", "NVIDIA B200 SXM 180GB"),
+        ("A6000", "NVIDIA RTX A6000"),
+        ("L40", "NVIDIA L40"),
+        ("rtx 6000 ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("dgx spark", "NVIDIA GB10 (DGX Spark)"),
+        ("4070 ti", "NVIDIA RTX 4070 Ti"),
     ],
 )
 def test_gpus_by_name(name, found):
@@ -125,8 +130,18 @@ def test_gpus_by_name(name, found):
 def test_an_unknown_gpu_is_refused():
     with pytest.raises(ConfigError, match="--gpu H900: not known"):
         find_gpu("H900", FACTS)
+    with pytest.raises(ConfigError, match="--gpu 4060 Ti: more than one matches"):
+        find_gpu("4060 Ti", FACTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "large"), [("RTX PRO 6000", True), ("GB10", True), ("H100", True), ("A100", False), ("L40S", False)]
+)
+def test_large_gpus_are_those_with_70_gib_without_the_a100(name, large):
+    """vLLM's `EngineArgs.get_batch_defaults`."""
+    assert is_large(find_gpu(name, FACTS)) is large
 
 
 def test_memory_is_what_a_process_sees():
     assert find_gpu("H200", FACTS).memory_bytes / GIB == pytest.approx(139.8)
-    assert all(gpu.memory_bytes > 10 * GIB for gpu in FACTS.gpus)
+    assert all(gpu.memory_bytes > 7 * GIB for gpu in FACTS.gpus)

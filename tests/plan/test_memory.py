@@ -1,12 +1,16 @@
 """plan/memory.py: worked examples with known answers, each engine's own arithmetic, and refusals."""
 
+from fractions import Fraction
+
 import msgspec
 import pytest
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan.blocks import BlockRequest, LayerKind, plan_blocks
 from hitsend.plan.cells import window_cells
-from hitsend.plan.explain import document
+from hitsend.plan.explain import advise, document
 from hitsend.plan.formats import kv_bytes
+from hitsend.plan.versions import group_slack, has_new_log
 from tests.plan.asked import GIB, answer, ask, whole
 
 QWEN = "Qwen3.8-27B"
@@ -199,3 +203,54 @@ def test_a_model_of_unknown_widths_has_a_cache_and_no_weights():
     assert plan.pool_tokens == pytest.approx(706_256, rel=0.01)
     with pytest.raises(ConfigError, match="its widths aren't known"):
         ask("sarvam-105b", tp=2, gpu="H200")
+
+
+def test_windows_keep_the_tokens_of_two_steps_since_0_26():
+    """google/gemma-4-31B-it on a GB300 with 0.26.0: 182.37 GiB, 217,116 tokens, 13.25x; 0.25 had counted one step."""
+    new, old = (
+        ask("gemma-4-31B-it", gib=182.37, engine_version=version, max_model_len=16_384, max_num_batched_tokens=8192)
+        for version in ("0.26.0", "0.25.1")
+    )
+    assert float(new.stage.max_concurrency) == pytest.approx(13.25, abs=0.005)
+    assert float(old.stage.max_concurrency) == pytest.approx(21.99, abs=0.005)
+
+
+@pytest.mark.parametrize(("version", "groups"), [("0.11.2", 3), ("0.17.1", 3), ("0.18.0", 2), (None, 2)])
+def test_a_few_more_layers_of_one_kind_are_padded_to_later_versions(version, groups):
+    """gpt-oss-20b with four draft layers: 12 windows and 17 that read everything (vllm#36684)."""
+    kinds = [LayerKind("full", 17, Fraction(2048)), LayerKind("sliding", 12, Fraction(2048), 128)]
+    slack = group_slack(version)
+    plan = plan_blocks(
+        kinds, BlockRequest(available_bytes=2**30, max_model_len=4096, in_flight_tokens=1, group_slack=slack)
+    )
+    assert sum(plan.groups.values()) == groups
+    assert slack == (Fraction(1) if version == "0.11.2" else Fraction(5, 4) if version == "0.17.1" else Fraction(3, 2))
+
+
+def test_layers_that_cost_different_amounts_but_keep_the_same_share_a_group():
+    kinds = [LayerKind("full", 3, Fraction(2048)), LayerKind("full 2", 1, Fraction(512))]
+    plan = plan_blocks(kinds, BlockRequest(available_bytes=2**30, max_model_len=4096, in_flight_tokens=1))
+    assert plan.num_blocks == 2**30 // (16 * (3 * 2048 + 512))
+    assert plan.request_blocks == 256
+
+
+@pytest.mark.parametrize(
+    ("version", "is_new"),
+    [("0.20.0", False), ("0.20.1rc1.dev16+g7a1eb8ac2", False), ("v0.20.1", True), ("0.24.0", True)],
+)
+def test_the_log_changed_with_0_20_1(version, is_new):
+    """club-3090#91 prints 619,479 tokens with 0.20.1, #46 67,728 with a build on the way to it."""
+    assert has_new_log(version) is is_new
+    asked = {"tp": 2, "kv_dtype": "fp8", "drafts": 3, "prefix_caching": True, "max_model_len": 262_144}
+    plan = ask("Qwen3.6-27B", gib=10.98, engine_version=version, **asked)
+    assert plan.stage.blocks.num_blocks == 423
+    assert plan.pool_tokens == (619_479 if is_new else 423 // 4 * 1600)
+
+
+def test_what_a_hybrid_needs_and_how_long_it_may_be():
+    """vllm#46778 on a 5090: 9.29 GiB for 262,144 tokens, 9.28 free, 260,800 would fit. Blocks of 1,600: 3 drafts."""
+    asked = {"kv_dtype": "fp8", "drafts": 3, "prefix_caching": True, "max_model_len": 262_144}
+    plan = ask("Qwen3.6-27B", gib=9.28, **asked)
+    assert plan.stage.blocks.block_tokens["full"] == 1600
+    assert float(plan.stage.blocks.needed_bytes) / GIB == pytest.approx(9.29, abs=0.005)
+    assert advise(plan).longest_len == 260_800

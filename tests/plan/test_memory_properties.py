@@ -99,7 +99,7 @@ def test_blocks_never_take_more_than_there_is(model, gib, length):
 def test_a_plain_model_is_bytes_divided_by_bytes(layers, bytes_per_token, tokens):
     kind = LayerKind("full", layers, bytes_per_token)
     available = layers * bytes_per_token * tokens
-    plan = plan_blocks([kind], BlockRequest(available_bytes=available, max_model_len=16, max_num_batched_tokens=16))
+    plan = plan_blocks([kind], BlockRequest(available_bytes=available, max_model_len=16, in_flight_tokens=16))
     assert plan.num_blocks == tokens // 16
     assert plan.log_tokens_until_0_20 == plan.log_tokens_since == tokens // 16 * 16
 

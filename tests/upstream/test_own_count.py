@@ -1,5 +1,6 @@
 """An engine's prompts counted here by its checkpoint's tokenizer.json: what is held, refused, and stops a start."""
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -10,7 +11,7 @@ from hitsend.serve.engine.terms import terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
 from tests.upstream.asking import request_of
 from tests.upstream.conftest import PRICES, gateway
-from tests.upstream.test_real import HERE, in_front_of, llama_server
+from tests.upstream.test_real import HERE, VLLM, in_front_of, llama_server, needs_vllm
 from tests.vocabularies import bundled_template, write_checkpoint
 
 TEMPLATE = (
@@ -182,3 +183,18 @@ async def test_the_count_is_that_of_a_real_llama_server_and_of_the_embedded_engi
                 status, body, answer = await gate.answer(model="there", **asked)
                 assert (status, body["usage"]["prompt_tokens"]) == (200, counts["there"]), (fields, body)
                 assert await reserved(gate, answer) == counts["there"]
+
+
+@pytest.mark.model
+@needs_vllm
+async def test_the_count_is_that_of_a_real_vllm(tmp_path):
+    async with aiohttp.ClientSession() as session, session.get(f"{VLLM}/v1/models") as answer:
+        (served,) = (await answer.json())["data"]
+    own = VllmSettings("vllm", VLLM, {"there": served["id"]}, prices=PRICES, context=2048, tokenizer=served["root"])
+    async with in_front_of(tmp_path, own) as gate:
+        for fields in REAL:
+            asked = {"messages": TALK, "max_tokens": 1, "temperature": 0} | fields
+            count = await estimated(gate, model="there", **asked)
+            status, body, answer = await gate.answer(model="there", **asked)
+            assert (status, body["usage"]["prompt_tokens"]) == (200, count), (fields, body)
+            assert await reserved(gate, answer) == count

@@ -4,7 +4,7 @@ Enters: kinds of layers with their bytes, what is free, and the request's length
 all kinds share one page size, so a hybrid's attention block grows until it holds a recurrent state; layers are
 grouped, a group takes one page per block for each of its layers, and padding layers are paid for; what the log calls
 "GPU KV cache size" is neither bytes nor bytes divided by bytes per token for such models. Source: kv_rules 3 and 4,
-which reproduce vLLM 0.13 to 0.30 digit for digit; vLLM's `kv_cache_utils` for the factor 1.25. Next: `cells.py`.
+which reproduce vLLM 0.13 to 0.31 digit for digit; what changed between them is in `versions.py`. Next: `cells.py`.
 """
 
 import math
@@ -18,7 +18,6 @@ from hitsend.core.errors import ConfigError
 BLOCK_TOKENS = 16
 LATENT_BLOCK_TOKENS = 64
 """Latent-attention kernels on NVIDIA take blocks of 64."""
-_NEARLY = Fraction(5, 4)
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -41,10 +40,13 @@ class BlockRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     available_bytes: int
     max_model_len: int
-    max_num_batched_tokens: int
+    in_flight_tokens: int
+    """Tokens of one request that a step, or two, may have scheduled and not yet settled."""
     prefix_caching: bool = False
     drafts: int = 0
     base_block_tokens: int = BLOCK_TOKENS
+    group_slack: Fraction = Fraction(3, 2)
+    """See `versions.group_slack`."""
 
 
 class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,8 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Of pages beside each shared one."""
     whole_request_blocks: int | None = None
     """Where groups' blocks differ in size: a request's bytes in blocks of the first group."""
+    checked_bytes: Fraction | None = None
+    """What vLLM wants to see free for one request when it starts, where that is another sum than the pool's."""
 
     @property
     def request_blocks(self) -> int:
@@ -70,6 +74,13 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.whole_request_blocks is not None:
             return self.whole_request_blocks
         return sum(self.blocks_per_request.values())
+
+    @property
+    def needed_bytes(self) -> Fraction:
+        """What must be free for one request of the greatest length, or vLLM doesn't start."""
+        if self.checked_bytes is not None:
+            return self.checked_bytes
+        return self.request_blocks * self.group_layers * (self.page_bytes + self.beside_bytes)
 
     @property
     def max_concurrency(self) -> Fraction:
@@ -90,11 +101,11 @@ class BlockPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_blocks(kinds: Sequence[LayerKind], wanted: BlockRequest) -> BlockPlan:
     """kv_rules 3 and 4. Raises ConfigError where no layer keeps anything."""
-    kinds = [kind for kind in kinds if kind.layers]
+    kinds = _one_type([kind for kind in kinds if kind.layers])
     if not kinds:
         raise ConfigError("no layer keeps keys, values or state: there is no pool to divide")
     page = _page_bytes(kinds, wanted.base_block_tokens)
-    group = _group_layers([kind.layers for kind in kinds])
+    group = _group_layers([kind.layers for kind in kinds], wanted.group_slack)
     groups = {kind.name: -(-kind.layers // group) for kind in kinds}
     copies = 1 + wanted.drafts + (1 if wanted.prefix_caching else 0)
     blocks = {kind.name: _block_tokens(kind, page) for kind in kinds}
@@ -138,10 +149,20 @@ def _beside_bytes(kinds: Sequence[LayerKind], page: Fraction) -> Fraction:
     )
 
 
-def _group_layers(counts: Sequence[int]) -> int:
-    """The smallest kind's number of layers, or the largest's where that is less than a quarter more."""
+def _one_type(kinds: list[LayerKind]) -> list[LayerKind]:
+    """Layers that keep the same tokens at different costs are one group with pages of their own sizes: counted as one
+    layer that costs what all of them do (vLLM's uniform type)."""
+    windows = {kind.window_tokens for kind in kinds}
+    if len(kinds) < 2 or len(windows) > 1 or any(kind.state_bytes or kind.has_tail for kind in kinds):
+        return kinds
+    whole = sum((kind.layers * kind.bytes_per_token for kind in kinds), Fraction(0))
+    return [LayerKind(kinds[0].name, 1, whole, kinds[0].window_tokens)]
+
+
+def _group_layers(counts: Sequence[int], slack: Fraction) -> int:
+    """The smallest kind's number of layers, or the largest's where that is not much more."""
     least, most = min(counts), max(counts)
-    return most if most < least * _NEARLY else least
+    return most if most < least * slack else least
 
 
 def _block_tokens(kind: LayerKind, page: Fraction) -> int:
@@ -155,5 +176,5 @@ def _blocks_of_one(kind: LayerKind, block: int, wanted: BlockRequest, copies: in
         return copies
     if kind.window_tokens is None:
         return -(-wanted.max_model_len // block)
-    tokens = min(kind.window_tokens - 1 + wanted.max_num_batched_tokens, wanted.max_model_len)
+    tokens = min(kind.window_tokens - 1 + wanted.in_flight_tokens, wanted.max_model_len)
     return -(-tokens // block) + 1

@@ -1,13 +1,13 @@
 """DeepSeek-V4's attention: tokens compressed by a ratio per layer, the newest kept beside them as they are.
 
 Enters: a config's keys; a stage's layers and what is free. Leaves: a `KvLayer`, its `Params`, and vLLM's blocks. Always
-true: a ratio that no published layer has is refused; the pages are the ones that vLLM 0.20 to 0.22 logged, digit for
-digit. Next: `blocks.py`.
+true: a ratio that no published layer has is refused; the pages are the ones that vLLM 0.20 to 0.26 and 0.31 logged,
+digit for digit. Next: `blocks.py`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
@@ -18,6 +18,7 @@ from hitsend.plan.blocks import BlockPlan, BlockRequest
 from hitsend.plan.checkpoint import KvLayer, Params
 from hitsend.plan.formats import DEEPSEEK_V4_ROW_BYTES, F32_BYTES, INDEXER_SCALE_BYTES
 from hitsend.plan.keys import Keys
+from hitsend.plan.versions import has_dense_pages, has_packed_pages
 
 RATIOS = (4, 128)
 BLOCK_TOKENS = 256
@@ -114,18 +115,17 @@ def _caches(kv: KvLayer) -> list[_Cache]:
     return found
 
 
-def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, *, is_packed: bool) -> BlockPlan:
+def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, version: str | None) -> BlockPlan:
     """vLLM's groups for such a model (its `kv_cache_utils`, 0.20 on).
 
     All that grows is one group. Windows and compressors are padded to one of that group's page sizes, and divided into
     groups of at most so many layers as pads least. A block holds a page of every size for each layer of a group;
-    `is_packed` (0.23 on) only as many of each size as some group has. A request's bytes in all groups, over the first
-    group's bytes per block, are its blocks: windows and compressors count with a whole step's tokens.
+    from 0.23 on only as many of each size as some group has; from 0.27 on the largest group's pages, unpadded. A
+    request's bytes in all groups, over the first group's bytes per block, are its blocks, and from 0.27 on simply its
+    groups' blocks: windows and compressors count with a whole step's tokens, or two steps'. Before that the check at
+    the start already took all groups' blocks, each with a page of every size for each layer.
     """
-    counts: dict[str, Counter[_Cache]] = {}
-    for kv, many in Counter(layers).items():
-        for cache in _caches(kv):
-            counts.setdefault(cache.name, Counter())[cache] += many
+    counts = _by_name(layers)
     growing = counts.pop("compressed", None)
     if growing is None:
         raise ConfigError("compress_ratios: no layer of this stage compresses; how vLLM divides that is not known")
@@ -135,18 +135,23 @@ def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, *, is_packe
     width = _least_padding(list(tuples.values()), tuples["compressed"])
     groups = {name: -(-many // width) for name, many in tuples.items()}
     slots = dict.fromkeys(sizes, width)
-    if is_packed:
+    if has_packed_pages(version):
         slots = {size: max(-(-own[size] // groups[name]) for name, own in whole.items()) for size in sizes}
     page = sum(size * many for size, many in slots.items())
+    if has_dense_pages(version):
+        page = _dense_bytes({"compressed": growing} | counts, groups)
     first = sum(size * many for size, many in whole["compressed"].items())
     blocks = {"compressed": -(-wanted.max_model_len // BLOCK_TOKENS)}
     rows = {"compressed": BLOCK_TOKENS}
     for name, own in counts.items():
         cache = next(iter(own))
         rows[name] = cache.rows
-        tokens = min(cache.window - 1 + wanted.max_num_batched_tokens, wanted.max_model_len)
+        tokens = min(cache.window - 1 + wanted.in_flight_tokens, wanted.max_model_len)
         blocks[name] = -(-tokens // cache.rows) + 1
     taken = sum(blocks[name] * size * many for name, own in whole.items() for size, many in own.items())
+    request, checked = sum(blocks[name] * groups[name] for name in groups), None
+    if not has_dense_pages(version):
+        request, checked = -(-taken // first), Fraction(request * width * sum(sizes))
     return BlockPlan(
         page_bytes=Fraction(page, width),
         group_layers=width,
@@ -157,7 +162,23 @@ def plan_compressed(layers: Sequence[KvLayer], wanted: BlockRequest, *, is_packe
         state_copies=0,
         padding_layers=sum(groups[name] * width - many for name, many in tuples.items()),
         max_model_len=wanted.max_model_len,
-        whole_request_blocks=-(-taken // first),
+        whole_request_blocks=request,
+        checked_bytes=checked,
+    )
+
+
+def _by_name(layers: Sequence[KvLayer]) -> dict[str, Counter[_Cache]]:
+    found: dict[str, Counter[_Cache]] = {}
+    for kv, many in Counter(layers).items():
+        for cache in _caches(kv):
+            found.setdefault(cache.name, Counter())[cache] += many
+    return found
+
+
+def _dense_bytes(caches: Mapping[str, Counter[_Cache]], groups: Mapping[str, int]) -> int:
+    """The largest group's pages, one after the other."""
+    return max(
+        sum(cache.page_bytes * -(-many // groups[name]) for cache, many in own.items()) for name, own in caches.items()
     )
 
 

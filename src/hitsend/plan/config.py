@@ -10,17 +10,19 @@ from typing import Any
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan import compressed, gemma, matrices
-from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
+from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params
+from hitsend.plan.dialects import in_usual_names
 from hitsend.plan.families import FAMILIES, Family
 from hitsend.plan.keys import Keys
 from hitsend.plan.patterns import ATTENTION, RECURRENT, kinds_of_layers, shared_from
+from hitsend.plan.states import state_of
 
 
 def checkpoint_of(
     config: Mapping[str, Any], source: str, *, name: str | None = None, uncertain: tuple[str, ...] = ()
 ) -> Checkpoint:
     """Read a config. Raises ConfigError that names the architecture or the key."""
-    keys = Keys(config, source)
+    keys = in_usual_names(Keys(config, source))
     family = _family(keys)
     kinds = kinds_of_layers(keys, family)
     shared = shared_from(keys, kinds)
@@ -91,7 +93,7 @@ def _family(keys: Keys) -> Family:
 
 def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool) -> Layer:
     kv = _kv(keys, family, kind, index) if kind in ATTENTION else None
-    state = _state(keys, kind) if kind in RECURRENT else None
+    state = state_of(keys, kind) if kind in RECURRENT else None
     if keys.flag("kv_only"):
         return Layer(kv=kv, state=state, shares_kv=is_shared)
     hidden = keys.number("hidden_size")
@@ -99,7 +101,7 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
     if kv is not None:
         params += _attention(keys, family, kv, hidden)
     if state is not None:
-        params += matrices.mamba(hidden, state) if state.kind == "mamba2" else matrices.delta_net(hidden, state)
+        params += matrices.recurrent(hidden, state)
     if family.is_one_mixer_per_block:
         params += _experts(keys, family, hidden) if kind == "moe" else Params()
         params += Params(mlp=_width(keys, ("intermediate_size", index), hidden, family)) if kind == "mlp" else Params()
@@ -117,10 +119,10 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
     if family.is_compressed:
         return compressed.layer_of(keys, index)
     heads = _heads(keys, index)
-    is_global = kind == "full_attention"
-    kv_heads = keys.maybe("num_global_key_value_heads") if is_global else 0
+    is_global, is_sliding = kind == "full_attention", kind == "sliding_attention"
+    own = "num_global_key_value_heads" if is_global else "swa_num_key_value_heads" if is_sliding else ""
     kv_heads = (
-        kv_heads
+        keys.maybe(own)
         or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
         or keys.number("num_key_value_heads")
     )
@@ -128,7 +130,7 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
         raise ConfigError(
             f"{keys.source}: num_key_value_heads is {kv_heads}, which doesn't divide the {heads} attention heads"
         )
-    dim = keys.maybe("global_head_dim") if is_global else 0
+    dim = keys.maybe("global_head_dim" if is_global else "swa_head_dim" if is_sliding else "")
     dim = dim or keys.maybe("head_dim", "attention_head_dim") or family.head_dim or 0
     if not dim:
         hidden = keys.number("hidden_size")
@@ -137,9 +139,14 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
                 f"{keys.source}: the key 'head_dim' is missing, and {hidden} / {heads} is no whole number"
             )
         dim = hidden // heads
-    window = keys.number("sliding_window") if kind == "sliding_attention" else None
-    chunk = keys.maybe("attention_chunk_size", default=8192) if kind == "chunked_attention" else None
-    return KvLayer(kv_heads=kv_heads, key_dim=dim, value_dim=dim, heads=heads, window_tokens=window, chunk_tokens=chunk)
+    return KvLayer(
+        kv_heads=kv_heads,
+        key_dim=dim,
+        value_dim=(keys.maybe("swa_v_head_dim") if is_sliding else 0) or keys.maybe("v_head_dim") or dim,
+        heads=heads,
+        window_tokens=keys.number("sliding_window") if is_sliding else None,
+        chunk_tokens=keys.maybe("attention_chunk_size", default=8192) if kind == "chunked_attention" else None,
+    )
 
 
 def _heads(keys: Keys, index: int) -> int:
@@ -168,47 +175,6 @@ def _latent(keys: Keys) -> KvLayer:
         indexer_dim=keys.maybe("index_head_dim"),
         indexer_pool=keys.maybe("index_kpool") or 1,
     )
-
-
-def _state(keys: Keys, kind: str) -> StateLayer:
-    dtype = keys.find("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
-    if kind == "mamba":
-        return StateLayer(
-            kind="mamba2",
-            kernel=keys.number("conv_kernel", "mamba_d_conv"),
-            groups=keys.number("n_groups", "mamba_n_groups"),
-            key_dim=keys.number("ssm_state_size", "mamba_d_state"),
-            value_heads=keys.number("mamba_num_heads", "mamba_n_heads"),
-            value_dim=_mamba_head(keys),
-            dtype=dtype,
-        )
-    linear = keys.find("linear_attn_config")
-    if isinstance(linear, dict):
-        inner = Keys({**linear, "model_type": keys.model_type}, keys.source)
-        heads, dim = inner.number("num_heads"), inner.number("head_dim")
-        kernel = inner.number("short_conv_kernel_size")
-        return StateLayer("kda", kernel, groups=heads, key_dim=dim, value_heads=heads, value_dim=dim, dtype="float32")
-    return StateLayer(
-        kind="gdn",
-        kernel=keys.number("linear_conv_kernel_dim"),
-        groups=keys.number("linear_num_key_heads"),
-        key_dim=keys.number("linear_key_head_dim"),
-        value_heads=keys.number("linear_num_value_heads"),
-        value_dim=keys.number("linear_value_head_dim"),
-        dtype=dtype,
-    )
-
-
-def _mamba_head(keys: Keys) -> int:
-    """Bamba's and Granite's modelling code reads "auto", its default, as expand * hidden / heads."""
-    told = keys.find("mamba_head_dim", "mamba_d_head")
-    if told != "auto" and (told is not None or keys.find("mamba_expand") is None):
-        return keys.number("mamba_head_dim", "mamba_d_head")
-    inner = keys.maybe("mamba_expand", default=2) * keys.number("hidden_size")
-    heads = keys.number("mamba_num_heads", "mamba_n_heads")
-    if inner % heads:
-        raise ConfigError(f"{keys.source}: mamba_d_head is {told!r}, and {inner} / {heads} is no whole number")
-    return inner // heads
 
 
 def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:

@@ -13,7 +13,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.blocks import BlockPlan
 from hitsend.plan.checkpoint import KvLayer, Layer, StateLayer
-from hitsend.plan.formats import kv_bytes, weight_format
+from hitsend.plan.formats import has_cache, kv_bytes, weight_format
 from hitsend.plan.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryQuestion, plan_memory
 from hitsend.plan.sizes import Ranks, kv_bytes_per_token, latent_row_bytes, state_bytes
 
@@ -38,6 +38,7 @@ def explain(plan: MemoryPlan) -> list[str]:
     context = question.checkpoint.context
     if context is not None and plan.max_model_len > context:
         lines.append(f"length: {plan.max_model_len:,} tokens are more than the model's own context of {context:,}")
+    lines += _notes(plan)
     if question.ranks.dp > 1 or question.ranks.ep:
         lines.append(_groups_line(plan))
     if plan.num_stages > 1:
@@ -52,6 +53,19 @@ def explain(plan: MemoryPlan) -> list[str]:
     model = question.checkpoint
     lines.append(f"source of the shapes: {model.source}" + (f", as of {model.as_of}" if model.as_of else ""))
     return lines
+
+
+def _notes(plan: MemoryPlan) -> list[str]:
+    """What was asked for and can't be had just so. It is planned all the same."""
+    question = plan.question
+    model, found = question.checkpoint, []
+    if not has_cache(question.engine, plan.kv_dtype):
+        found.append(
+            f"--kv-dtype: {question.engine} has no cache in {plan.kv_dtype}; the sizes are those it would have"
+        )
+    if question.drafts and not model.mtp_layers:
+        found.append(f"--mtp: {model.name} has no layers that draft; a model that drafts beside it isn't counted")
+    return found
 
 
 def _weights_line(plan: MemoryPlan) -> str:
@@ -182,11 +196,12 @@ def _block_lines(blocks: BlockPlan, available: int) -> list[str]:
     concurrency = f"{blocks.num_blocks:,} / {blocks.request_blocks:,} = {float(blocks.max_concurrency):.2f}"
     one = f"one request of {blocks.max_model_len:,} tokens: {what}"
     before = "" if blocks.whole_request_blocks is not None else f", {blocks.log_tokens_until_0_20:,} before"
+    checked = f"; at its start vLLM wants {_gib(blocks.needed_bytes)} for it" if blocks.checked_bytes else ""
     return [
         f"groups of {blocks.group_layers} layers: {groups}; page {page} B{padding}",
         f"blocks: floor({available:,} B / ({blocks.group_layers} x {beside})) = {blocks.num_blocks:,}",
-        f"{one}; concurrency {concurrency}",
-        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.2{before}",
+        f"{one}; concurrency {concurrency}{checked}",
+        f"vLLM's log says {blocks.log_tokens_since:,} tokens since 0.20.1{before}",
     ]
 
 
@@ -331,6 +346,7 @@ def _blocks_document(blocks: BlockPlan) -> dict[str, Any]:
         "group_layers": blocks.group_layers,
         "groups": blocks.groups,
         "blocks_per_request": blocks.request_blocks,
+        "needed_bytes": _whole(blocks.needed_bytes),
         "state_copies": blocks.state_copies,
         "log_tokens": blocks.log_tokens_since,
         "log_tokens_until_0_20": blocks.log_tokens_until_0_20,

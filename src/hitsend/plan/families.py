@@ -38,6 +38,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     sliding_pattern: int = 0
     """Every so-many-th layer reads everything, the others a window, where the config has no list of its own."""
     is_sliding_throughout: bool = False
+    kind_throughout: str = ""
+    """One kind for all layers, where the config lists none."""
     full_interval: int = 0
     """Every so-many-th layer is attention, the others recurrent, where the config doesn't say."""
     chunked_interval: int = 0
@@ -53,6 +55,18 @@ _GEMMA_FOUR = Family(
     has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=6, has_mlp_beside_experts=True
 )
 _GEMMA_THREE_N = Family(has_qk_norm=True, norms_per_layer=4, is_tied_by_default=True, sliding_pattern=5, head_dim=256)
+_PLAIN_MLP = Family(
+    is_mha_by_default=True,
+    has_qkv_bias=True,
+    has_out_bias=True,
+    is_gated_mlp=False,
+    has_mlp_bias=True,
+    norms_per_layer=4,
+)
+_LEARNED_POSITIONS = msgspec.structs.replace(
+    _PLAIN_MLP, final_norms=2, has_learned_positions=True, is_tied_by_default=True
+)
+_GLM = Family(has_qkv_bias=True)
 _LATENT = Family(is_latent=True)
 _LATENT_BIASED = Family(is_latent=True, has_router_bias=True)
 
@@ -98,23 +112,14 @@ FAMILIES: dict[str, Family] = {
         sliding_pattern=2,
         head_dim=64,
     ),
-    "opt": Family(
-        is_mha_by_default=True,
-        has_qkv_bias=True,
-        has_out_bias=True,
-        is_gated_mlp=False,
-        has_mlp_bias=True,
-        norms_per_layer=4,
-        final_norms=2,
-        has_learned_positions=True,
-        is_tied_by_default=True,
-    ),
+    "opt": _LEARNED_POSITIONS,
     "minimax_m2": Family(),
     "laguna": Family(has_qk_norm=True),
     "glm4_moe": Family(has_qkv_bias=True),
     "llama4": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "llama4_text": Family(dense_width="intermediate_size_mlp", shared_experts=1, chunked_interval=4),
     "deepseek_v2": _LATENT,
+    "mistral4": _LATENT,
     "deepseek_v3": _LATENT_BIASED,
     "deepseek_v32": _LATENT_BIASED,
     "glm_moe_dsa": _LATENT_BIASED,
@@ -129,6 +134,69 @@ FAMILIES: dict[str, Family] = {
     "bamba": Family(),
     "hunyuan": Family(has_qk_norm=True, is_tied_by_default=True),
     "granitemoehybrid": Family(dense_width="shared_intermediate_size"),
+    "falcon_h1": Family(kind_throughout="parallel"),
+    "jamba": Family(),
+    "lfm2": Family(has_qk_norm=True, is_tied_by_default=True, dense_width="dense_intermediate_size"),
+    "lfm2_moe": Family(has_qk_norm=True, is_tied_by_default=True, dense_width="dense_intermediate_size"),
+    "mamba": Family(kind_throughout="mamba1", is_one_mixer_per_block=True, is_tied_by_default=True),
+    "falcon_mamba": Family(kind_throughout="mamba1", is_one_mixer_per_block=True, is_tied_by_default=True),
+    "mamba2": Family(kind_throughout="mamba", is_one_mixer_per_block=True),
+    "afmoe": Family(has_qk_norm=True, is_gated_attention=True, norms_per_layer=4, sliding_pattern=4),
+    "mimo": _QWEN_BIASED,
+    "mimo_v2": Family(has_router_bias=True),
+    "mimo_v2_flash": Family(has_router_bias=True),
+    "bailing_moe": Family(has_qk_norm=True),
+    "bailing_moe_v2": Family(has_qk_norm=True),
+    "dots1": Family(has_qk_norm=True),
+    "deepseek": _LLAMA,
+    "ernie4_5": Family(is_tied_by_default=True),
+    "ernie4_5_moe": Family(is_tied_by_default=True),
+    "seed_oss": Family(has_qkv_bias=True),
+    "hunyuan_v1_dense": _QWEN_NORMED,
+    "exaone": _LLAMA,
+    "exaone4": Family(has_qk_norm=True, sliding_pattern=4),
+    "olmo": _LLAMA,
+    "olmo2": Family(is_mha_by_default=True, has_qk_norm=True),
+    "olmo3": Family(is_mha_by_default=True, has_qk_norm=True, sliding_pattern=4),
+    "olmoe": Family(is_mha_by_default=True, has_qk_norm=True),
+    "internlm2": _LLAMA,
+    "internlm3": _LLAMA,
+    "baichuan": _LLAMA,
+    "aquila": _LLAMA,
+    "minicpm": Family(is_mha_by_default=True, is_tied_by_default=True),
+    "stablelm": _LLAMA,
+    "starcoder2": Family(
+        has_qkv_bias=True,
+        has_out_bias=True,
+        is_gated_mlp=False,
+        has_mlp_bias=True,
+        norms_per_layer=4,
+        is_tied_by_default=True,
+        is_sliding_throughout=True,
+    ),
+    "nemotron": Family(is_gated_mlp=False, norms_per_layer=4),
+    "apertus": Family(has_qk_norm=True, is_gated_mlp=False),
+    "chatglm": _GLM,
+    "glm": _GLM,
+    "glm4": Family(norms_per_layer=4),
+    "glm4v_text": Family(norms_per_layer=4, has_qkv_bias=True),
+    "glm4v_moe_text": _GLM,
+    "glm4_moe_lite": _LATENT_BIASED,
+    "qwen": Family(has_qkv_bias=True, dense_width="dense_intermediate_size"),
+    "qwen2_vl_text": _QWEN_BIASED,
+    "qwen2_5_vl_text": _QWEN_BIASED,
+    "qwen2_5_omni_text": _QWEN_BIASED,
+    "qwen3_omni_moe_text": _QWEN_NORMED,
+    "gemma4_unified": _GEMMA_FOUR,
+    "gemma4_unified_text": _GEMMA_FOUR,
+    "phi": _PLAIN_MLP,
+    "phimoe": Family(has_qkv_bias=True, has_out_bias=True, norms_per_layer=4),
+    "phi4mm": Family(is_mha_by_default=True),
+    "gpt2": _LEARNED_POSITIONS,
+    "gpt_bigcode": _LEARNED_POSITIONS,
+    "gpt_neox": _PLAIN_MLP,
+    "bloom": msgspec.structs.replace(_PLAIN_MLP, is_tied_by_default=True),
+    "falcon": Family(is_gated_mlp=False, norms_per_layer=4, is_tied_by_default=True),
     "cohere": Family(norms_per_layer=1, is_tied_by_default=True),
     "cohere2": Family(norms_per_layer=1, is_tied_by_default=True, sliding_pattern=4),
 }

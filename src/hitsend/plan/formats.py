@@ -5,6 +5,7 @@ that llama.cpp's quantiser makes (Q4_K_M and the like) are averages and say so; 
 `sizes.py`.
 """
 
+import re
 from fractions import Fraction
 
 import msgspec
@@ -78,9 +79,18 @@ _GGUF_BITS = {
     "Q3_K_S": "3.64",
     "Q2_K_S": "2.97",
     "IQ3_M": "3.76",
+    "IQ3_S": "3.66",
+    "IQ3_XS": "3.50",
+    "IQ3_XXS": "3.25",
     "IQ2_M": "2.93",
+    "IQ2_S": "2.74",
+    "IQ2_XS": "2.59",
+    "IQ2_XXS": "2.38",
+    "IQ1_M": "2.15",
+    "IQ1_S": "2.00",
 }
 _MIXTURES = ("_M", "_S", "_L")
+_BLOCKS_ONLY = re.compile(r"(i?q\d|tq\d).*", re.IGNORECASE)
 
 _INT4 = WeightFormat(Fraction(1, 2) + Fraction(2, 128) + Fraction(1, 256), leaves_recurrent=True)
 
@@ -104,8 +114,10 @@ WEIGHTS: dict[str, WeightFormat] = {
 
 
 def weight_format(name: str) -> WeightFormat:
-    """`bf16`, `fp8`, `int4`, `nvfp4`, `mxfp4`, `gguf:Q4_K_M` … Raises ConfigError."""
+    """`bf16`, `fp8`, `int4`, `nvfp4`, `mxfp4`, `gguf:Q4_K_M` or `Q4_K_M` … Raises ConfigError."""
     kind, _, gguf = name.partition(":")
+    if not gguf and _BLOCKS_ONLY.fullmatch(name):
+        kind, gguf = "gguf", name
     if kind.casefold() == "gguf" and gguf:
         bits = _GGUF_BITS.get(gguf.upper())
         if bits is None:
@@ -116,6 +128,28 @@ def weight_format(name: str) -> WeightFormat:
     if found is None:
         raise ConfigError(f"--weights {name}: known are {', '.join(WEIGHTS)} and gguf:TYPE")
     return found
+
+
+def gguf_type(ending: str) -> tuple[str, bool] | None:
+    """The type that `q4-k-m` at the end of a name means, and whether that's it or only the nearest whose size is known.
+
+    Unsloth's XL files keep some tensors wider than the mixture they are named after; by how much differs from model to
+    model.
+    """
+    wanted = ending.upper().replace("-", "_").replace("Q8_K_", "Q8_0_")
+    if wanted in _GGUF_BITS:
+        return wanted, True
+    base = wanted.removesuffix("_XXL").removesuffix("_XL")
+    nearest = next((known for known in (f"{base}_L", f"{base}_M", base) if known in _GGUF_BITS), None)
+    return None if base == wanted or nearest is None else (nearest, False)
+
+
+def has_cache(engine: str, kv_dtype: str) -> bool:
+    """Whether the engine has such a cache: ggml's blocks are llama.cpp's and ours, 8-bit floats the others'."""
+    name = kv_dtype.casefold()
+    if engine in {"llama.cpp", "hitsend"}:
+        return not name.startswith(("fp8", "int8", "nvfp4"))
+    return _BLOCKS_ONLY.fullmatch(name) is None
 
 
 def kv_bytes(name: str) -> Fraction:

@@ -9,8 +9,9 @@ import re
 from hitsend.core.errors import ConfigError
 from hitsend.plan.facts import Facts, Gpu
 
-_BLACKWELL = ("b200", "b300", "gb200", "gb300", "5090", "5080", "pro6000")
-_HOPPER_CLASS = ("h100", "h200", "h20", "gh200", "mi300", "mi325", "mi355", *_BLACKWELL[:4])
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "gb10", "5090", "5080", "5070", "5060", "pro6000")
+_LARGE_BYTES = 70 * 2**30
+_NOT_LARGE = ("a100", "apple", "gaudi", "tpu")
 
 
 def find_gpu(wanted: str, facts: Facts) -> Gpu:
@@ -36,7 +37,7 @@ def is_blackwell(gpu: Gpu) -> bool:
 
 def is_large(gpu: Gpu) -> bool:
     """What vLLM gives bigger default batches: 70 GiB and more, A100 left out (its `EngineArgs`)."""
-    return any(part in _plain(gpu.name) for part in _HOPPER_CLASS)
+    return gpu.memory_bytes >= _LARGE_BYTES and not any(part in _plain(gpu.name) for part in _NOT_LARGE)
 
 
 def _plain(name: str) -> str:

@@ -16,6 +16,9 @@ class Keys:
     """A config, its text part flattened over it: multimodal checkpoints keep the language model in `text_config`."""
 
     def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        thinker = config.get("thinker_config")
+        if isinstance(thinker, Mapping):  # the part of an omni model that reads and writes text
+            config = {**config, **thinker}
         names = ("text_config", "llm_config", "language_config")
         name = next((name for name in names if config.get(name)), names[0])
         inner = config.get(name) or {}
@@ -26,6 +29,13 @@ class Keys:
         outer_type = config.get("model_type")
         self.model_type = str(inner.get("model_type") or outer_type or "")
         self.outer_type = str(outer_type or self.model_type)
+
+    def beneath(self, told: Mapping[str, Any]) -> "Keys":
+        """The same with these values where nothing stands yet."""
+        new = Keys({}, self.source)
+        new.values = {**told, **{name: value for name, value in self.values.items() if value is not None}}
+        new.model_type, new.outer_type = self.model_type, self.outer_type
+        return new
 
     def find(self, *names: str) -> Any:
         """The first of these keys that is there and not null."""

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.blocks import BlockPlan
+from hitsend.plan.blocks import BLOCK_TOKENS, BlockPlan
 from hitsend.plan.cells import padded, window_cells
+from hitsend.plan.explain import advise
 from hitsend.plan.facts import Gpu
 from hitsend.plan.memory import MemoryQuestion, costs_of, plan_memory
 from hitsend.plan.sizes import state_bytes
@@ -43,6 +44,7 @@ def vllm_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | 
     if available is not None:
         asked = msgspec.structs.replace(question, available_kv_bytes=int(available * GIB), gpu=gpu)
         yield from _pool_rows("pool", asked, printed, tokens, blocks)
+        yield from _refusal_rows(asked, reported)
         if reported.get("outcome") and "too small" in str(reported["outcome"]):
             fits = plan_memory(asked).fits
             yield Reading("pool", "refused", 1.0, 0.0 if fits else 1.0, note="the engine refused to start")
@@ -60,6 +62,16 @@ def vllm_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | 
                 yield Reading("gpu", "available GiB", float(available or 0), planned / GIB, note=note)
         except ConfigError:
             return
+
+
+def _refusal_rows(asked: MemoryQuestion, reported: Mapping[str, Any]) -> Iterator[Reading]:
+    """An engine that didn't start says what it wanted, and what length would have fitted."""
+    needed, longest = reported.get("needed_gib"), reported.get("estimated_max_len")
+    plan = plan_memory(asked)
+    if needed and plan.stage.blocks is not None:
+        yield Reading("pool", "needed GiB", needed, float(plan.stage.blocks.needed_bytes) / GIB, 0.0051)
+    if longest:
+        yield Reading("pool", "longest", longest, advise(plan).longest_len or 0, BLOCK_TOKENS)
 
 
 def _left_over(asked: MemoryQuestion, gpu: Gpu, reported: Mapping[str, Any]) -> str:
@@ -163,6 +175,13 @@ def sglang_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu 
     if tokens and gpu is not None and question.gpu_memory_utilization and question.checkpoint.hidden:
         found = plan_memory(msgspec.structs.replace(question, gpu=gpu))
         yield Reading("gpu", "tokens", tokens, found.pool_tokens or 0)
+    if tokens and reported.get("available_kv_cache_gib"):
+        free = int(reported["available_kv_cache_gib"] * GIB)
+        pool = plan_memory(msgspec.structs.replace(question, available_kv_bytes=free)).stage.cells
+        if pool is not None:
+            yield Reading("pool", "tokens", tokens, pool.tokens)
+            if pool.state_slots:
+                yield Reading("pool", "state slots", reported.get("mamba_slots") or 0, pool.state_slots, 1.0)
     slots = reported.get("mamba_slots")
     states = [layer.state for layer in question.checkpoint.layers if layer.state is not None]
     if not slots or not states:
@@ -219,8 +238,13 @@ def _window_rule(window: int, logged: int, cells: int, seqs: int) -> Iterator[Re
     counts = [seqs] if seqs else [1, 4]
     for count in counts:
         for ubatch in (512, 2048, 1024, 256, 128):
+            note = f"{count} sequences, ubatch {ubatch}"
             if window_cells(window, count, ubatch, cells) == logged:
-                yield Reading("bytes", "window cells", logged, logged, note=f"{count} sequences, ubatch {ubatch}")
+                yield Reading("bytes", "window cells", logged, logged, note=note)
+                return
+            # until autumn 2025 the step was 32 without flash attention
+            if -(-(window * count + ubatch) // 32) * 32 == logged:
+                yield Reading("bytes", "window cells", logged, logged, note=f"{note}, rounded to 32")
                 return
     if logged == cells:
         yield Reading("bytes", "window cells", logged, cells, note="--swa-full")

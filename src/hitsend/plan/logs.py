@@ -136,6 +136,7 @@ def question_of(log: dict[str, Any], facts: Facts) -> MemoryQuestion:
         gpu_memory_utilization=log.get("gpu_memory_utilization"),
         prefix_caching=bool(log.get("prefix_caching")),
         drafts=int(told.get("mtp", _drafts(text))),
+        max_num_seqs=log.get("max_num_seqs"),
         max_num_batched_tokens=told.get("max_num_batched_tokens") or log.get("max_num_batched_tokens"),
     )
 
@@ -155,7 +156,7 @@ def _model_of(text: str, facts: Facts) -> Any:
     ]
     for name in tries:
         # a bare word such as "model" or a number names nothing
-        if len(name) < 6 or not re.search(r"\d", name):
+        if len(name) < 6 or not re.search(r"\d|\w[-/]\w", name):
             continue
         try:
             return find_checkpoint(name.strip(",;:"), facts)

@@ -63,6 +63,12 @@ def overlap(kv: KvLayer) -> int:
     return 2 if kv.compress_ratio == OVERLAPPING else 1
 
 
+def recurrent(hidden: int, state: StateLayer) -> Params:
+    """The matrices of one recurrent layer, by its kind."""
+    make = {"mamba2": mamba, "mamba1": mamba_one, "short_conv": short_conv}.get(state.kind, delta_net)
+    return make(hidden, state)
+
+
 def delta_net(hidden: int, state: StateLayer) -> Params:
     """Gated DeltaNet (arXiv 2412.06464): q, k, v, gate, beta, decay, convolution, A, dt, norm, out."""
     value = state.value_heads * state.value_dim
@@ -80,6 +86,19 @@ def mamba(hidden: int, state: StateLayer) -> Params:
     return Params(
         recurrent=into + state.conv_channels * (state.kernel + 1) + 3 * state.value_heads + inner * hidden, norms=inner
     )
+
+
+def mamba_one(hidden: int, state: StateLayer) -> Params:
+    """Mamba (arXiv 2312.00752): into two branches, convolution with bias, x to step, B and C (a step's rank is
+    hidden / 16), step, A, D, out."""
+    inner, rank = state.value_heads, -(-hidden // 16)
+    small = inner * (rank + 2 * state.key_dim) + (rank + 1) * inner + inner * state.key_dim + inner
+    return Params(recurrent=2 * hidden * inner + inner * (state.kernel + 1) + small + inner * hidden)
+
+
+def short_conv(hidden: int, state: StateLayer) -> Params:
+    """LFM2's: into three, a convolution per channel, out (its modelling code in transformers)."""
+    return Params(recurrent=4 * hidden * hidden + hidden * state.kernel)
 
 
 def gated_mlp(hidden: int, intermediate: int) -> int:

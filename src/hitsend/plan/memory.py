@@ -29,7 +29,7 @@ from hitsend.plan.overhead import (
     graph_bytes,
 )
 from hitsend.plan.sizes import Ranks, indexer_bytes, is_llama, kv_bytes_per_token, stages, state_bytes, weights_bytes
-from hitsend.plan.versions import has_new_log, has_packed_pages, has_window_groups
+from hitsend.plan.versions import group_slack, has_new_log, has_window_groups, steps_in_flight
 
 MAX_TOKENS, MAX_DRAFTS = 10**9, 64
 ENGINES = ("vllm", "sglang", "llama.cpp", "hitsend")
@@ -99,8 +99,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool | None:
         """Whether one sequence of the length asked for can be served. None: nobody said what there is."""
-        concurrency = self.stage.max_concurrency
-        return None if concurrency is None else concurrency >= 1
+        concurrency, blocks = self.stage.max_concurrency, self.stage.blocks
+        if concurrency is None or blocks is None:
+            return None if concurrency is None else concurrency >= 1
+        return concurrency >= 1 and blocks.needed_bytes <= (self.stage.available_bytes or 0)
 
 
 def plan_memory(question: MemoryQuestion) -> MemoryPlan:
@@ -347,15 +349,16 @@ def _vllm(asked: MemoryQuestion, layers: range, available: int) -> BlockPlan:
     request = BlockRequest(
         available_bytes=available,
         max_model_len=asked.max_model_len or 1,
-        max_num_batched_tokens=asked.max_num_batched_tokens or 1,
+        in_flight_tokens=(asked.max_num_batched_tokens or 1) * steps_in_flight(asked.engine_version, asked.ranks.pp),
         prefix_caching=asked.prefix_caching,
         drafts=asked.drafts,
         # an indexer's kernel reads 32 of its keys at once
         base_block_tokens=pool * 32 if pool > 1 else LATENT_BLOCK_TOKENS if latent and not is_amd else BLOCK_TOKENS,
+        group_slack=group_slack(asked.engine_version),
     )
     if _is_compressed(asked.checkpoint):
         own = [layer.kv for layer in _own_layers(asked, layers) if layer.kv is not None]
-        return compressed.plan_compressed(own, request, is_packed=has_packed_pages(asked.engine_version))
+        return compressed.plan_compressed(own, request, asked.engine_version)
     return plan_blocks(layer_kinds(asked, layers), request)
 
 

@@ -1,8 +1,9 @@
 """Which checkpoint somebody means: a known name, a config.json, a folder of safetensors, or a GGUF file.
 
 Enters: what was typed. Leaves: a `Checkpoint`. Always true: what is there as a file goes before a name; a name is
-matched without its owner and without endings that don't change a shape (Instruct, FP8 …), and what an ending says about
-the weights is kept; a name that nobody knows is refused with the nearest ones. Next: `formats.py`.
+matched without its owner, without endings that don't change a shape (Instruct, FP8 …) and without the marks between its
+parts, and what an ending says about the weights is kept; a fine-tune whose name ends in a known model's has its shapes,
+and the plan says so; a name that nobody knows is refused with the nearest ones. Next: `formats.py`.
 """
 
 import difflib
@@ -17,6 +18,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.config import checkpoint_of
 from hitsend.plan.facts import Facts, KnownModel
+from hitsend.plan.formats import gguf_type
 from hitsend.plan.weights import gguf_checkpoint, read_json, safetensors_checkpoint
 
 _ENDINGS = {
@@ -30,14 +32,32 @@ _ENDINGS = {
     **dict.fromkeys(
         (
             *("instruct", "chat", "it", "base", "hf", "block", "quantized", "gguf", "text", "thinking", "preview"),
-            *("2407", "2501", "2503", "2506", "2507", "2512", "0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
+            *(
+                "reasoning",
+                "bnb",
+                "qat",
+                "mlx",
+                "pt",
+                "abliterated",
+                "online",
+                "marlin",
+                "sym",
+                "w8a16",
+                "1m",
+                "ct",
+                "dwq",
+            ),
+            *("0528", "0324", "0905", "exp", "v1", "latest", "unsloth"),
         )
     ),
 }
 """Endings of names that leave every shape as it is, and the weights they mean."""
 
 
-_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|xl")
+_RELEASED = re.compile(r"2[3-9](0[1-9]|1[0-2])")
+"""Year and month, as Mistral and Qwen number theirs."""
+_GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|x{1,2}[sl]|nl|[01]")
+_GGUF_TYPE = re.compile(r"(?:^|-)(i?q\d(?:-(?:[k01sml]|x{1,2}[sl]|nl))*)(?:-gguf)?$")
 
 
 def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
@@ -57,24 +77,50 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
 
 
 def _named(wanted: str, facts: Facts) -> Checkpoint:
-    table = _table(facts)
-    weights: str | None = None
-    for name, meant in _shorter(_plain(wanted)):
+    table, squeezed = _table(facts), _squeezed_table(facts)
+    weights, unsure = _gguf_weights(_plain(wanted))
+    shorter = list(_shorter(_plain(wanted)))
+    for name, meant in shorter:
         weights = weights or meant
-        found = table.get(name)
+        found = table.get(name) or squeezed.get(name.replace("-", ""))
         if found is not None:
-            unsure = (*found.uncertain, *_other_context(wanted, found))
-            shown = _shown(wanted, found)
-            checkpoint = checkpoint_of(found.config, found.source, name=shown, uncertain=unsure)
-            return msgspec.structs.replace(
-                checkpoint, as_of=found.as_of.isoformat(), weights=weights or checkpoint.weights
-            )
+            return _checkpoint(wanted, found, weights, (*unsure, *_other_context(wanted, found)))
+    name = shorter[-1][0]
+    ends = [known for known in table if name.endswith(f"-{known}") and _SIZED.search(known)]
+    if ends and not _PART.search(name):
+        found = table[max(ends, key=len)]
+        unsure = (*unsure, f"that it has the shapes of {found.name}, which its name ends in")
+        return _checkpoint(wanted, found, weights, unsure)
     near = difflib.get_close_matches(_plain(wanted), table, n=3, cutoff=0.5)
+    names = dict.fromkeys(table[name].name for name in near)
     raise ConfigError(
         f"--model {wanted}: no file, and no model of that name is known"
-        + (f"; near it are {', '.join(table[name].name for name in near)}" if near else "")
+        + (f"; near it are {', '.join(names)}" if names else "")
         + "; give its config.json, a folder of safetensors or a GGUF file"
     )
+
+
+def _gguf_weights(name: str) -> tuple[str | None, tuple[str, ...]]:
+    """What a file's type at the end of a name says about the weights, and what about that isn't sure."""
+    ending = _GGUF_TYPE.search(name)
+    if ending is None:
+        return None, ()
+    found = gguf_type(ending[1])
+    if found is None:
+        return None, (f"the weights: nobody knows here what {ending[1]} takes, so they are in the model's own format",)
+    kind, is_known = found
+    return f"gguf:{kind}", () if is_known else (f"the weights: planned as {kind}, the nearest known to {ending[1]}",)
+
+
+_SIZED = re.compile(r"-\d+(-\d+)?[bm](-|$)")
+_PART = re.compile(r"\b(eagle3?|draft\w*|dflash\w*|mtp|speculator\w*|lora|adapter|pruned|reap|reward|classifier)\b")
+"""Names of what isn't the whole model though its name ends in one."""
+
+
+def _checkpoint(wanted: str, found: KnownModel, weights: str | None, unsure: tuple[str, ...]) -> Checkpoint:
+    shown = _shown(wanted, found)
+    made = checkpoint_of(found.config, found.source, name=shown, uncertain=(*found.uncertain, *unsure))
+    return msgspec.structs.replace(made, as_of=found.as_of.isoformat(), weights=weights or made.weights)
 
 
 @cache
@@ -88,6 +134,18 @@ def _table(facts: Facts) -> dict[str, KnownModel]:
             for shorter, _ in _shorter(_plain(name)):
                 table.setdefault(shorter, model)
     return table
+
+
+@cache
+def _squeezed_table(facts: Facts) -> dict[str, KnownModel]:
+    """`llama3.1:8b` and `Llama-3.1-8B` are one. Where two models come to one text, neither is found by it."""
+    found: dict[str, KnownModel] = {}
+    twice = set()
+    for name, model in _table(facts).items():
+        text = name.replace("-", "")
+        if found.setdefault(text, model) is not model:
+            twice.add(text)
+    return {text: model for text, model in found.items() if text not in twice}
 
 
 def _shown(wanted: str, found: KnownModel) -> str:
@@ -115,7 +173,7 @@ def _shorter(name: str) -> Iterator[tuple[str, str | None]]:
     yield name, None
     while True:
         head, _, ending = name.rpartition("-")
-        if not head or not (ending in _ENDINGS or _GGUF_ENDING.fullmatch(ending)):
+        if not head or not (ending in _ENDINGS or _GGUF_ENDING.fullmatch(ending) or _RELEASED.fullmatch(ending)):
             return
         name = head
         yield name, _ENDINGS.get(ending)

@@ -12,9 +12,10 @@ from hitsend.plan.families import Family
 from hitsend.plan.keys import Keys
 
 ATTENTION = frozenset(
-    {"attention", "full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention"}
+    {"attention", "full_attention", "sliding_attention", "chunked_attention", "deepseek_sparse_attention", "parallel"}
 )
-RECURRENT = frozenset({"mamba", "linear_attention"})
+"""`parallel`: attention and a recurrent mixer beside each other in one layer (Falcon-H1)."""
+RECURRENT = frozenset({"mamba", "mamba1", "linear_attention", "short_conv", "parallel"})
 _NEITHER = frozenset({"moe", "mlp"})
 MAX_LAYERS = 10_000
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -36,6 +37,8 @@ def kinds_of_layers(keys: Keys, family: Family) -> list[str]:
 
 
 def _listed(keys: Keys) -> list[str]:
+    if keys.find("layer_kinds"):
+        return keys.words("layer_kinds")
     pattern = keys.find("hybrid_override_pattern")
     if isinstance(pattern, str):
         return [_LETTERS.get(letter, letter) for letter in pattern]
@@ -62,8 +65,11 @@ def _patterned(keys: Keys, family: Family, layers: int) -> list[str]:
         every = _interval(keys, "no_rope_layer_interval", family.chunked_interval)
         return ["full_attention" if (layer + 1) % every == 0 else "chunked_attention" for layer in range(layers)]
     if family.sliding_pattern and keys.find("sliding_window") is not None:
-        every = _interval(keys, "sliding_window_pattern", family.sliding_pattern)
+        name = "sliding_window_pattern" if keys.find("sliding_every") is None else "sliding_every"
+        every = _interval(keys, name, family.sliding_pattern)
         return ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(layers)]
+    if family.kind_throughout:
+        return [family.kind_throughout] * layers
     if family.is_one_mixer_per_block:
         keys.number("hybrid_override_pattern")  # says that it is missing
     if family.is_sliding_throughout and keys.find("sliding_window") is not None:

@@ -102,13 +102,15 @@ class StateBytes(msgspec.Struct, frozen=True):
 def state_bytes(state: StateLayer, engine: str, ranks: Ranks, *, drafts: int = 0) -> StateBytes:
     """kv_rules 2: conv = (k - 1 + drafts) * channels, matrix = value_heads * key_dim * value_dim.
 
-    Element sizes: conv 2 B in vLLM and SGLang, 4 B in llama.cpp; matrix 4 B where the config says float32 and always in
-    llama.cpp, else 2 B. Drafts widen the convolution in vLLM only: llama.cpp keeps whole copies instead.
+    Element sizes: conv 2 B in vLLM and SGLang, 4 B in llama.cpp; matrix 4 B where the config says float32, always in
+    llama.cpp, and in SGLang where it says nothing (its `--mamba-ssm-dtype` defaults to that), else 2 B. Drafts widen
+    the convolution in vLLM only: llama.cpp keeps whole copies instead.
     """
     groups = max(state.groups, ranks.tp) if state.kind == "mamba2" else state.groups
     channels = 2 * groups * state.key_dim + state.value_heads * state.value_dim
     is_wide = is_llama(engine)
-    wide_matrix = is_wide or str(state.dtype) in {"float32", "f32", "torch.float32"}
+    unsaid = "float32" if engine == "sglang" else "16 bit"
+    wide_matrix = is_wide or str(state.dtype or unsaid) in {"float32", "f32", "torch.float32"}
     columns = state.kernel - 1 + (drafts if engine == "vllm" else 0)
     return StateBytes(
         conv=columns * channels * (F32_BYTES if is_wide else F16_BYTES) // ranks.tp,

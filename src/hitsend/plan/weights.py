@@ -33,11 +33,28 @@ _GGUF_KNOWN = frozenset(
         *("llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "phi3", "minimax-m2", "glm4moe"),
         *("qwen2", "qwen2vl", "qwen2moe", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
         *("qwen3next", "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe"),
-        *("gemma", "gemma2", "gemma3", "gemma4", "gpt-oss", "deepseek2"),
+        *("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "deepseek", "deepseek2", "llama4", "laguna"),
+        *("falcon-h1", "jamba", "mamba", "mamba2", "lfm2", "lfm2moe", "afmoe", "mimo2", "bailingmoe", "bailingmoe2"),
+        *("olmo", "olmo2", "olmoe", "starcoder2", "stablelm", "internlm2", "baichuan", "chatglm", "glm4", "exaone"),
+        *("exaone4", "ernie4_5", "ernie4_5-moe", "seed_oss", "hunyuan-dense", "hunyuan-moe", "command-r", "cohere2"),
+        *("phi2", "phimoe", "falcon", "gpt2", "gptneox", "bloom", "qwen", "minicpm", "nemotron", "apertus", "dots1"),
     }
 )
-_GGUF_SLIDING = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+_GGUF_SLIDING = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "exaone4": 4,
+    "olmo2": 4,
+    "afmoe": 4,
+}
 """Every so-many-th layer reads everything: libllama's loaders have it, the files don't."""
+_GGUF_CHUNK_TOKENS, _GGUF_CHUNK_EVERY = {"llama4": 8192}, 4
+"""Chunked attention is a window to libllama."""
+_GGUF_OWN_KV_LAYERS = {"gemma3n": 20}
+"""Layers from the first on with keys and values of their own, where the file doesn't say."""
 _GGUF_HYBRID = frozenset({"qwen3next", "qwen35", "qwen35moe"})
 
 
@@ -216,10 +233,16 @@ def _gguf_layer(keys: _GgufKeys, index: int, own_layers: int) -> Layer:
     is_attention, is_recurrent = _gguf_kind(keys, index, own_layers)
     kv = _gguf_kv(keys, index) if is_attention else None
     state = None
-    if is_recurrent:
+    architecture = keys.header.architecture
+    if is_recurrent and architecture.startswith("lfm2"):
+        state = StateLayer("short_conv", keys.positive("shortconv.l_cache"), 0, 0, keys.positive("embedding_length"), 1)
+    elif is_recurrent and architecture in {"mamba", "jamba"}:
+        kernel, size = keys.positive("ssm.conv_kernel"), keys.positive("ssm.state_size")
+        state = StateLayer("mamba1", kernel, 0, size, keys.positive("ssm.inner_size"), 1, dtype="float32")
+    elif is_recurrent:
         rank, inner = keys.positive("ssm.time_step_rank"), keys.positive("ssm.inner_size")
         state = StateLayer(
-            kind="gdn" if keys.header.architecture in _GGUF_HYBRID else "mamba2",
+            kind="gdn" if architecture in _GGUF_HYBRID else "mamba2",
             kernel=keys.positive("ssm.conv_kernel"),
             groups=keys.number("ssm.group_count"),
             key_dim=keys.positive("ssm.state_size"),
@@ -227,7 +250,9 @@ def _gguf_layer(keys: _GgufKeys, index: int, own_layers: int) -> Layer:
             value_dim=inner // max(1, rank),
             dtype="float32",
         )
-    shared = keys.maybe("attention.shared_kv_layers")
+    shared = keys.maybe("attention.shared_kv_layers") or max(
+        0, own_layers - _GGUF_OWN_KV_LAYERS.get(architecture, own_layers)
+    )
     if shared and shared >= own_layers:
         raise ConfigError(f"{keys.source}: attention.shared_kv_layers is {shared}, needed is fewer than {own_layers}")
     return Layer(kv=kv, state=state, shares_kv=index >= own_layers - shared and index < own_layers)
@@ -238,13 +263,18 @@ def _gguf_kind(keys: _GgufKeys, index: int, own_layers: int) -> tuple[bool, bool
     attention."""
     if index >= own_layers:
         return True, False
-    if keys.header.architecture in _GGUF_HYBRID:
+    architecture = keys.header.architecture
+    if architecture in {"mamba", "mamba2"}:
+        return False, True
+    if architecture == "falcon-h1":
+        return True, True
+    if architecture in _GGUF_HYBRID:
         every = keys.maybe("full_attention_interval") or 4
         is_full = (index + 1) % every == 0
         return is_full, not is_full
     has_kv = keys.maybe("attention.head_count_kv", index) > 0 or keys.find("attention.head_count_kv") is None
     has_state = bool(keys.maybe("ssm.inner_size")) and not has_kv and keys.maybe("feed_forward_length", index) == 0
-    if keys.header.architecture == "granitehybrid":
+    if architecture in {"granitehybrid", "jamba", "lfm2", "lfm2moe"}:
         has_state = not has_kv
     return has_kv, has_state
 
@@ -259,6 +289,8 @@ def _gguf_kv(keys: _GgufKeys, index: int) -> KvLayer:
         rope = keys.number("rope.dimension_count")
         return KvLayer(kv_heads=1, heads=heads, key_dim=key, value_dim=value, latent_dim=rank, rope_dim=rope)
     window = keys.maybe("attention.sliding_window") if _gguf_slides(keys, index) else 0
+    if (index + 1) % _GGUF_CHUNK_EVERY:
+        window = window or _GGUF_CHUNK_TOKENS.get(keys.header.architecture, 0)
     suffix = "_swa" if window and keys.maybe("attention.key_length_swa") else ""
     kv_heads = keys.maybe("attention.head_count_kv", index) or heads
     if heads % kv_heads:
