@@ -12,7 +12,7 @@ COMMANDS = {"system", "popen", "spawnl", "spawnv", "execv", "execve", "execvp", 
 CODE = {"eval", "exec", "compile", "__import__", "execfile", "import_module", "run_path", "run_module", "literal_eval"}
 NAMED_IMPORTS = {
     "src/hitsend/cli/__init__.py": ("importlib.import_module(f'hitsend.cli.{name}')",),  # its commands, from a list
-    "src/hitsend/cli/plan_tokens.py": ("importlib.import_module('tokenizers')",),  # one that may be missing
+    "src/hitsend/serve/chat/checkpoint.py": ("importlib.import_module('tokenizers')",),  # one that may be missing
     # a cascade's own code, named by the settings and by nothing else
     "src/hitsend/serve/cascade.py": ("importlib.import_module(module)",),
     "src/hitsend/serve/engine/models.py": (
