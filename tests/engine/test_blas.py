@@ -29,12 +29,13 @@ def header(bundled: str) -> GgufHeader:
 
 def test_it_is_for_weights_of_narrow_types_as_shipped(bundled, header, tmp_path):
     assert gains_by_blas(header)
-    assert blas_bytes("lib.so", header) == 4 * WORDS * WIDTH
-    assert blas_bytes(None, header) == 0
+    assert blas_bytes("lib.so", header, 64) == 4 * WORDS * WIDTH
+    assert blas_bytes("lib.so", header, 32) == 4 * 1536 * WIDTH
+    assert blas_bytes(None, header, 64) == 0
     converted = tmp_path / "bf16.gguf"
     convert(open_library(), bundled, converted, "bf16", "0" * 64)
     assert not gains_by_blas(read_header(str(converted)))
-    assert blas_bytes("lib.so", read_header(str(converted))) == 0
+    assert blas_bytes("lib.so", read_header(str(converted)), 64) == 0
     with_blas(open_library(), "/nowhere.so", read_header(str(converted)))  # never asked for
 
 

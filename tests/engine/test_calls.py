@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hitsend.serve.engine.calls import PIECE, cut_by_length, cut_in_order
+from hitsend.serve.engine.calls import BLAS_FROM, PIECE, cut_by_length, cut_in_order
 
 RUNS = st.lists(st.tuples(st.integers(0, 700), st.integers(1, 400)), min_size=1, max_size=12)
 
@@ -53,3 +53,15 @@ def test_a_batch_of_decodes_is_one_call() -> None:
 
 def test_in_order_cuts_by_size_only() -> None:
     assert cut_in_order(1000, 300).sizes == [300, 300, 300, 100]
+
+
+def test_decodes_stay_below_what_a_blas_backend_takes_where_they_are_few() -> None:
+    def sizes(num_decodes: int, prompt: int = 0, *, has_blas: bool = True) -> list[int]:
+        slots, positions = batch([(9, 1)] * num_decodes + ([(0, prompt)] if prompt else []))
+        return cut_by_length(slots, positions, 512, has_blas=has_blas).sizes
+
+    assert [sizes(n) for n in (1, 31, 32, 33, 62)] == [[1], [31], [16, 16], [17, 16], [31, 31]]
+    assert [sizes(n) for n in (63, 64, 200)] == [[63], [64], [200]]
+    assert sizes(32, has_blas=False) == [32]
+    assert sorted(sizes(40, 128)) == [20, 20, 128]
+    assert max(sizes(62)) < BLAS_FROM

@@ -16,6 +16,7 @@ import numpy as np
 
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufHeader
+from hitsend.serve.engine.calls import BLAS_FROM
 from hitsend.serve.engine.libllama import Library, asked, set_default
 from hitsend.serve.engine.offsets import LAYOUT_KEY
 from hitsend.serve.engine.requantise import Q4_1, Q5_0, Q5_1
@@ -54,9 +55,13 @@ def with_blas(library: Library, path: str | None, header: GgufHeader) -> Library
     return library
 
 
-def blas_bytes(path: str | None, header: GgufHeader) -> int:
-    """What the backend works in: the largest matrix as 32-bit numbers."""
+def blas_bytes(path: str | None, header: GgufHeader, num_slots: int) -> int:
+    """What the backend works in: the largest matrix as 32-bit numbers; the words' one only where so many rows of logits
+    are wanted at once."""
     if path is None or not gains_by_blas(header):
         return 0
-    sizes = (int(np.prod(tensor.dimensions, dtype=object)) for tensor in header.tensors if len(tensor.dimensions) == 2)
-    return _FLOAT_BYTES * max(sizes, default=0)
+    has_words = num_slots >= 2 * BLAS_FROM - 1
+    matrices = (
+        one for one in header.tensors if len(one.dimensions) == 2 and (has_words or one.name.startswith("blk."))
+    )
+    return _FLOAT_BYTES * max((int(np.prod(one.dimensions, dtype=object)) for one in matrices), default=0)

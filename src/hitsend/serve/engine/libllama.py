@@ -96,6 +96,11 @@ class Library:
         own = f"llama.cpp b{self.build}" if self.build else f"libllama ({Path(self.path).name})"
         return " + ".join((own, *self._backends))
 
+    @property
+    def has_backends(self) -> bool:
+        """Whether any was added."""
+        return bool(self._backends)
+
     def load_backend(self, path: str, where: str) -> None:
         """One more of ggml's backends, for all models that are loaded from now on. Raises ConfigError."""
         load = getattr(self._functions, "ggml_backend_load", None)

@@ -103,7 +103,7 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
     except ConfigError:
         return memory
     compute, repacked = sum(each.compute for each in found), sum(each.repacked for each in found)
-    compute += blas_bytes(settings.blas, header)
+    compute += blas_bytes(settings.blas, header, plan.num_slots)
     return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=resident_bytes() - _OWN_BYTES)
 
 
