@@ -61,7 +61,6 @@ def blas_bytes(path: str | None, header: GgufHeader, num_slots: int) -> int:
     if path is None or not gains_by_blas(header):
         return 0
     has_words = num_slots >= 2 * BLAS_FROM - 1
-    matrices = (
-        one for one in header.tensors if len(one.dimensions) == 2 and (has_words or one.name.startswith("blk."))
-    )
-    return _FLOAT_BYTES * max((int(np.prod(one.dimensions, dtype=object)) for one in matrices), default=0)
+    tensors = (one for one in header.tensors if has_words or one.name.startswith("blk."))
+    matrices = (one.dimensions for one in tensors if len(one.dimensions) == 2)
+    return _FLOAT_BYTES * max((int(np.prod(one, dtype=object)) for one in matrices), default=0)
