@@ -40,13 +40,19 @@ def test_it_is_for_weights_of_narrow_types_as_shipped(bundled, header, tmp_path)
 
 
 def test_what_is_no_backend_is_refused(header, tmp_path):
-    with pytest.raises(ConfigError, match=r"engine\.blas: there is no file /nowhere\.so"):
+    with pytest.raises(ConfigError, match=r"engine\.blas: engine\.libllama isn't set"):
         with_blas(open_library(), "/nowhere.so", header)
-    source, library = tmp_path / "other.c", tmp_path / "libother.so"
+    # the wheel's under another name: what somebody might have compiled
+    library = tmp_path / "libllama.so"
+    library.symlink_to(open_library().path)
+    own = open_library(str(library))
+    with pytest.raises(ConfigError, match=r"engine\.blas: there is no file /nowhere\.so"):
+        with_blas(own, "/nowhere.so", header)
+    source, other = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text("int other(void) { return 0; }")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(other), str(source)], check=True, timeout=60)
     with pytest.raises(ConfigError, match=r"engine\.blas: .*libother\.so can't be loaded: .*ggml_backend_init"):
-        with_blas(open_library(), str(library), header)
+        with_blas(own, str(other), header)
 
 
 COMPARED = """

@@ -52,6 +52,7 @@ SPIN_COUNT = 300
 and beside a second engine on the same cores: 0 gives 44 and 61, 300: 32 and 66, 1000: 30 and 77, 3000: 34 and 115, and
 libgomp's own 300,000: 31 and more than a second."""
 
+_PACKAGE = "xllamacpp"
 _KEPT_LINES = 40
 _WARN = 3
 _PR_SET_PDEATHSIG = 1
@@ -95,6 +96,11 @@ class Library:
         """For records: `llama.cpp b11549`, with the backends that were added."""
         own = f"llama.cpp b{self.build}" if self.build else f"libllama ({Path(self.path).name})"
         return " + ".join((own, *self._backends))
+
+    @property
+    def is_packaged(self) -> bool:
+        """Whether it is the wheel's."""
+        return Path(self.path).name.startswith(_PACKAGE)
 
     @property
     def has_backends(self) -> bool:
@@ -222,9 +228,9 @@ def die_with_parent() -> None:
 
 def _packaged() -> str:
     # find_spec does not import the package: its Python classes would bring a second owner of the library's state.
-    spec = find_spec("xllamacpp")
+    spec = find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        for file in sorted(Path(folder).glob("xllamacpp*.so")):
+        for file in sorted(Path(folder).glob(f"{_PACKAGE}*.so")):
             return str(file)
     raise ConfigError("engine.libllama is not set and the package xllamacpp is not installed (pip install xllamacpp)")
 
@@ -237,7 +243,7 @@ def _build_number(functions: c.CDLL) -> int | None:
 
 def _packaged_build() -> int:
     # The wheel's own LLAMA_BUILD_NUMBER is zero; its version ends in the build.
-    found = version("xllamacpp")
+    found = version(_PACKAGE)
     if found != PACKAGE_VERSION:
         raise ConfigError(f"xllamacpp is {found}; needed is exactly {PACKAGE_VERSION}: the C ABI moves between builds")
     return BUILD
