@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hitsend.core.request import IDLE_TIER
 from hitsend.serve.loop.messages import Submit
-from hitsend.serve.loop.pace import CROWD, FINEST, FLOOR, PIECE, Pace, StepCosts
+from hitsend.serve.loop.pace import BLAS_PIECE, CROWD, FINEST, FLOOR, PIECE, Pace, StepCosts
 from hitsend.serve.loop.roster import LoopLimits
 from tests.loop.driven import Driven, submit
 from tests.loop.simulated import (
@@ -120,6 +120,15 @@ def test_chunks_end_at_whole_pieces_but_for_long_prompts():
             assert fine % PIECE == 0 or FINEST <= fine < PIECE
 
 
+def test_no_short_prompt_goes_in_smaller_pieces_than_are_worth_a_call():
+    for decodes in range(1, 65):
+        coarse, fine = Pace(0.1, 2.0, piece=BLAS_PIECE), Pace(0.1, 2.0)
+        coarse.costs = fine.costs = TAUGHT
+        assert coarse.tokens(decodes, BUDGET, is_long=False) >= BLAS_PIECE
+        assert coarse.tokens(decodes, 100, is_long=False) <= 100
+        assert fine.tokens(decodes, BUDGET, is_long=False) >= PIECE
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     decodes=st.integers(1, 64),
@@ -127,10 +136,11 @@ def test_chunks_end_at_whole_pieces_but_for_long_prompts():
     scale=st.floats(0.001, 100.0),
     is_long=st.booleans(),
     seed=st.integers(0, 1000),
+    piece=st.sampled_from([PIECE, BLAS_PIECE]),
 )
-def test_neither_prompts_nor_decodes_starve(decodes, target_s, scale, is_long, seed):
+def test_neither_prompts_nor_decodes_starve(decodes, target_s, scale, is_long, seed, piece):
     """Whatever the machine: what prompts take lies between what is promised to them and what is promised to others."""
-    rng, pace = random.Random(seed), Pace(target_s, 2.0)
+    rng, pace = random.Random(seed), Pace(target_s, 2.0, piece=piece)
     prefill_s = decode_s = most_s = 0.0
     for number in range(2000):
         tokens = pace.tokens(decodes, BUDGET, is_long=is_long) if number > 20 else (0 if number else BUDGET)

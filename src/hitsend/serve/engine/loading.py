@@ -25,6 +25,7 @@ from hitsend.serve.engine.speculating import way_to_speculate, why_no_head
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
+from hitsend.serve.loop.pace import BLAS_PIECE, PIECE
 from hitsend.serve.loop.roster import LoopLimits
 from hitsend.settings import EngineSettings
 
@@ -81,8 +82,8 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     return decoder, facts, compiler_for(model)
 
 
-def limits_of(settings: EngineSettings) -> LoopLimits:
-    """The loop's part of the settings."""
+def limits_of(settings: EngineSettings, *, has_blas: bool) -> LoopLimits:
+    """The loop's part of the settings, for a library with a BLAS backend or one without."""
     return LoopLimits(
         settings.step_tokens,
         settings.reserve_tokens,
@@ -95,6 +96,7 @@ def limits_of(settings: EngineSettings) -> LoopLimits:
         prefix_step=settings.prefix_cache_step,
         prefix_answers=settings.prefix_cache_answers,
         prefix_disk_bytes=settings.prefix_cache_disk_bytes,
+        piece=BLAS_PIECE if has_blas else PIECE,
     )
 
 

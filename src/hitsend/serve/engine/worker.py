@@ -60,7 +60,14 @@ def main(arguments: list[str]) -> int:
         line.send(encode(LoadFailed(str(failure))))
         line.drain(_DRAIN_S)
         return 1
-    loop = Loop(decoder, limits_of(config.settings), clock, compiler, speculator, disk=disk)
+    loop = Loop(
+        decoder,
+        limits_of(config.settings, has_blas=decoder.model.library.has_backends),
+        clock,
+        compiler,
+        speculator,
+        disk=disk,
+    )
     driver = Driver(line, loop, clock, compiler)
     decoder.on_progress = driver.prove_progress
     line.send(encode(Ready(os.getpid(), facts)))

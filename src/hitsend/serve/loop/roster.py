@@ -8,7 +8,7 @@ import msgspec
 
 from hitsend.core.lifecycle import State
 from hitsend.core.request import IDLE_TIER
-from hitsend.serve.loop.pace import LONG_TOKENS, Pace
+from hitsend.serve.loop.pace import LONG_TOKENS, PIECE, Pace
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.queue import WaitingQueue
 from hitsend.serve.loop.seats import Seats
@@ -35,7 +35,7 @@ class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
     `check_every_step` compares the books with the sequences after every step. Who waits and gets nothing goes up a tier
-    every `aging_s`. `tpot_target_s`, `ttft_target_s`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
+    every `aging_s`. `tpot_target_s`, `ttft_target_s`, `piece`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
     is kept; `prefix_disk_bytes` those on disk; prompts go on at multiples of `prefix_step`; `prefix_answers`: from
     decoded tokens, too.
     """
@@ -51,6 +51,7 @@ class LoopLimits(msgspec.Struct, frozen=True):
     prefix_step: int = CHUNK_STEP
     prefix_answers: bool = True
     prefix_disk_bytes: int = 0
+    piece: int = PIECE
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -94,7 +95,7 @@ class Roster:
         self.reserve_tokens = limits.reserve_tokens
         self.shares = Shares()
         self.waiting = WaitingQueue(self.shares, limits.aging_s)
-        self.pace = Pace(limits.tpot_target_s, limits.ttft_target_s)
+        self.pace = Pace(limits.tpot_target_s, limits.ttft_target_s, piece=limits.piece)
         self.running: list[Sequence] = []
         self._long: set[int] = set()
 
