@@ -42,9 +42,7 @@ def with_blas(library: Library, path: str | None, header: GgufHeader) -> Library
     if path is None or not gains_by_blas(header):
         return library
     if library.is_packaged:
-        raise ConfigError(
-            "engine.blas: engine.libllama isn't set, and a backend works with the library it was made for"
-        )
+        raise ConfigError("engine.blas: engine.libllama isn't set: a backend needs the library that it was made for")
     if not Path(path).is_file():
         raise ConfigError(f"engine.blas: there is no file {path}")
     # An OpenBLAS that is older than the processor takes it for one with AVX2.

@@ -35,9 +35,9 @@ class LoopLimits(msgspec.Struct, frozen=True):
     """The loop's settings: tokens per step, cells beyond the known tokens at admission, choices in the queue.
 
     `check_every_step` compares the books with the sequences after every step. Who waits and gets nothing goes up a tier
-    every `aging_s`. `tpot_target_s`, `ttft_target_s`, `piece`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes, 0: none
-    is kept; `prefix_disk_bytes` those on disk; prompts go on at multiples of `prefix_step`; `prefix_answers`: from
-    decoded tokens, too.
+    every `aging_s`. `tpot_target_s`, `ttft_target_s`, `piece`: see `pace.py`. `prefix_cache_bytes` hold saved prefixes,
+    0: none is kept; `prefix_disk_bytes` those on disk; prompts go on at multiples of `prefix_step`; `prefix_answers`:
+    from decoded tokens, too.
     """
 
     step_tokens: int = 512
