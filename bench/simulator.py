@@ -1,10 +1,12 @@
 """The planner's simulator beside the engine that it simulates: the same traces, measured and simulated.
 
-Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--sleep] [--json FILE]
+Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--only chats] [--sleep]
+       [--json FILE]
 A real server with the bundled model. By turns: a calibration (`hitsend load` at several concurrencies, step times from
 the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share) goes into
-`hitsend plan simulate` with the calibrations before and after it. Three workloads: a closed loop of 8 with fixed
-lengths, an open loop at 70 % of what the simulator says that the server can do, and chats that share a system prompt.
+`hitsend plan simulate` with the calibrations before and after it, and with how its own answers repeat themselves. Three
+workloads: a closed loop of 8 with fixed lengths, an open loop at 70 % of what the simulator says that the server can do,
+and chats that share a system prompt.
 
 Two columns are simulated. "alone": step times from the calibrations only; on a machine that others use they are of
 another moment than the workload. "at its speed": the same constants, each step as much slower or faster than they say
@@ -35,7 +37,7 @@ from hitsend.cli.plan_simulate import trace_document
 from hitsend.cli.plan_steps import room_of
 from hitsend.plan.fleet import Place
 from hitsend.plan.simulate import simulate
-from hitsend.plan.steps import Calibration, Observed, calibrated, seconds_of, steps_of
+from hitsend.plan.steps import Calibration, Observed, answers_of, calibrated, seconds_of, steps_of
 from hitsend.plan.timing import MeasuredTiming, Work
 from hitsend.plan.traffic import Arrival, read_trace
 from tests.served import Served, serving
@@ -47,6 +49,7 @@ METRICS = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms")
 CACHE_BYTES = 512 << 20
 TIMEOUT_S = 1500
 CALIBRATION = ("--concurrency", "1,4,12", "--input", "uniform:32,400", "--output", "uniform:16,64")
+KINDS = ("closed", "open", "chats")
 FEWEST = 8
 """Requests of each of a calibration's levels: a quarter of a workload's, but not below this."""
 
@@ -253,7 +256,8 @@ def run_one(
     """The workload, the calibration after it, and both simulations."""
     ran = load(served, workload.words, folder, seed)
     calibrations.append(calibrate(served, len(ran.rows), folder, seed + 1))
-    calibration = calibration_of(calibrations[-2:], served)
+    # How answers repeat themselves, and so what drafts gain, is the traffic's, as its lengths are: not the machine's.
+    calibration = msgspec.structs.replace(calibration_of(calibrations[-2:], served), answers=answers_of(ran.records))
     trace = folder / "asked.jsonl"
     trace.write_text("".join(json.dumps(line) + "\n" for line in trace_of(ran)))
     alone = simulated(calibration, trace, workload.concurrency)
@@ -270,7 +274,7 @@ def run_one(
     }
 
 
-def run(rounds: int, requests: int, seed: int, threads: int) -> list[dict[str, Any]]:
+def run(rounds: int, requests: int, seed: int, threads: int, kinds: Sequence[int]) -> list[dict[str, Any]]:
     """Everything, calibrations and workloads by turns."""
     results = []
     with serving("--set", f"engine.num_threads={threads}") as served, tempfile.TemporaryDirectory() as name:
@@ -278,7 +282,7 @@ def run(rounds: int, requests: int, seed: int, threads: int) -> list[dict[str, A
         load(served, ("--concurrency", "2", "--input", "64", "--output", "16", "--requests", "4"), folder, seed)
         calibrations = [calibrate(served, requests, folder, seed + 1)]
         for number in range(rounds):
-            for kind in range(3):
+            for kind in kinds:
                 at = seed + 100 * number + 10 * (kind + 1)
                 if kind == 1:
                     workload = open_loop(calibration_of(calibrations[-1:], served), folder, requests, at)
@@ -328,6 +332,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
@@ -335,7 +340,7 @@ def main() -> None:
         folder = str(pathlib.Path(__file__).with_name("sleeper"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
     print(machine(asked.threads), file=sys.stderr)
-    results = run(asked.rounds, asked.requests, asked.seed, asked.threads)
+    results = run(asked.rounds, asked.requests, asked.seed, asked.threads, [KINDS.index(one) for one in asked.only])
     show_medians(results)
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1))
