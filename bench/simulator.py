@@ -5,8 +5,8 @@ Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--o
 A real server with the bundled model. By turns: a calibration (`hitsend load` at several concurrencies, step times from
 the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share) goes into
 `hitsend plan simulate` with the calibrations before and after it, and with how its own answers repeat themselves. Three
-workloads: a closed loop of 8 with fixed lengths, an open loop at 70 % of what the simulator says that the server can do,
-and chats that share a system prompt.
+workloads: a closed loop of 8 with fixed lengths, an open loop at 70 % of what the simulator says that the server can
+do, and chats that share a system prompt.
 
 Two columns are simulated. "alone": step times from the calibrations only; on a machine that others use they are of
 another moment than the workload. "at its speed": the same constants, each step as much slower or faster than they say
