@@ -74,9 +74,11 @@ async def test_a_template_that_does_not_end_costs_only_its_own_request(child: Te
     guilty = asyncio.create_task(child.prepare(request(user("loop"))))
     waiting += [asyncio.create_task(child.prepare(request(user(str(i))))) for i in range(5, 20)]
     with pytest.raises(InvalidRequest, match=r"took longer than 100 ms .*chat\.render_timeout_s") as refused:
-        await asyncio.wait_for(guilty, 30)
+        async with asyncio.timeout(30):
+            await guilty
     assert refused.value.status == 400
-    prompts = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    async with asyncio.timeout(30):
+        prompts = await asyncio.gather(*waiting)
     assert [p.num_tokens > 0 for p in prompts] == [True] * 20
     assert child.restarts == 1
     assert child.pid != pid
@@ -116,15 +118,18 @@ async def test_a_killed_child_fails_what_it_had_in_hand_and_nothing_else(child: 
     os.kill(child.pid, how)
     os.kill(child.pid, signal.SIGCONT)
     with pytest.raises(EngineFailed, match=f"signal {int(how)}"):
-        await asyncio.wait_for(in_hand, 30)
-    assert (await asyncio.wait_for(behind, 30)).num_tokens > 0
+        async with asyncio.timeout(30):
+            await in_hand
+    async with asyncio.timeout(30):
+        assert (await behind).num_tokens > 0
 
 
 async def test_the_child_comes_back_when_it_dies_at_rest(child: TextChild):
     for _ in range(3):
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
-        assert (await asyncio.wait_for(_until_answered(child), 30)).num_tokens > 0
+        async with asyncio.timeout(30):
+            assert (await _until_answered(child)).num_tokens > 0
 
 
 async def _until_answered(child: TextChild):
@@ -144,7 +149,8 @@ async def test_an_order_whose_caller_has_gone_is_not_worked_on(child: TextChild)
     await asyncio.sleep(0.05)
     gone.cancel()
     os.kill(child.pid, signal.SIGCONT)
-    await asyncio.wait_for(asyncio.gather(first, last), 30)
+    async with asyncio.timeout(30):
+        await asyncio.gather(first, last)
     assert child.restarts == 0
 
 

@@ -119,10 +119,12 @@ async def test_processes_that_create_it_at_once_all_succeed_and_later_ones_skip_
         await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
         for _ in range(4)
     ]
-    await asyncio.wait_for(asyncio.gather(*(process.communicate() for process in racing)), 60)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(process.communicate() for process in racing))
     assert [process.returncode for process in racing] == [0] * 4
     later = await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
-    assert (await asyncio.wait_for(later.communicate(), 60))[0] == b"False\n"
+    async with asyncio.timeout(60):
+        assert (await later.communicate())[0] == b"False\n"
 
 
 def _downgrade(connection, revision):

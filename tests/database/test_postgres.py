@@ -86,10 +86,12 @@ async def opens(url):
 async def test_processes_that_fill_it_at_once_all_succeed_and_later_ones_skip_alembic(postgres_server):
     url = postgres_server.make()
     racing = [await opens(url) for _ in range(4)]
-    await asyncio.wait_for(asyncio.gather(*(process.communicate() for process in racing)), 60)
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(process.communicate() for process in racing))
     assert [process.returncode for process in racing] == [0] * 4
     later = await opens(url)
-    assert (await asyncio.wait_for(later.communicate(), 60))[0] == b"False\n"
+    async with asyncio.timeout(60):
+        assert (await later.communicate())[0] == b"False\n"
 
 
 async def test_the_migrations_build_exactly_the_tables_of_the_schema(postgres_server):
@@ -242,6 +244,7 @@ async def test_a_plain_install_says_what_is_missing():
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", block, "postgresql+asyncpg://u:se-cret@127.0.0.1:1/d"), stderr=subprocess.PIPE
     )
-    said = (await asyncio.wait_for(process.communicate(), 60))[1].decode()
+    async with asyncio.timeout(60):
+        said = (await process.communicate())[1].decode()
     assert "needs asyncpg" in said.splitlines()[-1]
     assert PASSWORD not in said.splitlines()[-1]

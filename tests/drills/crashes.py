@@ -84,7 +84,8 @@ class Launcher:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        line = await asyncio.wait_for(self._process.stdout.readline(), 60)
+        async with asyncio.timeout(60):
+            line = await self._process.stdout.readline()
         assert line, "the launcher is gone"
         return json.loads(line)
 
@@ -111,7 +112,8 @@ async def launcher() -> AsyncIterator[Launcher]:
             assert process.stdin is not None
             process.stdin.close()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 15)
+                async with asyncio.timeout(15):
+                    await process.wait()
             if process.returncode is None:
                 process.kill()
                 await process.wait()

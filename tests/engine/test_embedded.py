@@ -25,6 +25,7 @@ from hitsend.core.errors import (
 from hitsend.core.events import Admitted, FirstToken, Paused, PrefixMatched, Queued, Released, Resumed, Step
 from hitsend.core.request import SamplingParams
 from hitsend.serve.engine.embedded import EmbeddedEngine
+from hitsend.serve.engine.keeper import ChildKeeper
 from hitsend.serve.engine.protocol import ChoiceDone, Job, Produced, Tokens
 from hitsend.settings import EngineSettings
 from tests.engine.conftest import SMALL, until
@@ -282,6 +283,36 @@ async def test_a_hanging_child_is_killed_and_replaced(
         with pytest.raises(EngineFailed, match="signal 9"):
             await collect(generation)
         await until(lambda: engine.state().is_ready, lambda: asyncio.sleep(0.05))
+
+
+@pytest.mark.parametrize("rounds", range(5))
+async def test_it_stops_at_whatever_moment_its_next_child_is_ready(model_path: str, rounds: int) -> None:
+    """`rounds` turns of the event loop after it: what waits for the child then is just being told."""
+    ups, stopped, loop = 0, asyncio.Event(), asyncio.get_running_loop()
+
+    async def stop() -> None:
+        await keeper.stop()
+        stopped.set()
+
+    def later(left: int) -> None:
+        if left:
+            loop.call_soon(later, left - 1)
+        else:
+            stopping.append(loop.create_task(stop()))
+
+    def came_up() -> None:
+        nonlocal ups
+        ups += 1
+        if ups == 2:
+            later(rounds)
+
+    stopping: list[asyncio.Task[None]] = []
+    keeper = ChildKeeper(SMALL, model_path, SystemClock(), model="tested", on_up=came_up)
+    await keeper.start()
+    os.kill(keeper.pid or -1, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        await stopped.wait()
+    assert keeper.pid is None
 
 
 async def test_stopping_ends_running_jobs(model_path: str) -> None:

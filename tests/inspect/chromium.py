@@ -76,7 +76,8 @@ class Page:
         answer = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        document = await asyncio.wait_for(answer, PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            document = await answer
         assert "error" not in document, document
         return document["result"]
 

@@ -107,7 +107,8 @@ async def test_what_we_cut_is_apart_and_its_connection_is_closed(server):
     assert found.level.ttft_ms is None
     assert found.level.aborted_tokens == sum(len(one.arrivals_s) for one in found.samples) < 6 * 50
     for call in server.mock.calls:
-        await asyncio.wait_for(call.has_left.wait(), 20)
+        async with asyncio.timeout(20):
+            await call.has_left.wait()
     assert server.mock.num_open == 0
 
 
@@ -201,7 +202,8 @@ async def test_a_stalled_server_is_interrupted_and_what_was_measured_is_kept(ser
                 ready.set()
 
     task = asyncio.create_task(run(plan(server, requests=None, duration_s=600.0), Watching()))
-    await asyncio.wait_for(ready.wait(), 20)
+    async with asyncio.timeout(20):
+        await ready.wait()
     await asyncio.sleep(0)
     task.cancel()
     done = await task

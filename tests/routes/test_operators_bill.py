@@ -151,7 +151,8 @@ async def test_a_line_of_a_batch_that_a_crash_cut_off_pays_for_its_draft_once(tm
         words = [word for one in told for word in ("--set", one)]
         with serving(*words, data=tmp_path) as served:
             batch = await Client(session, served.url).begin(line("x", model="auto", stop=None))
-            await asyncio.wait_for(came.wait(), 30)
+            async with asyncio.timeout(30):
+                await came.wait()
             served.kill()
         b.script = good
         again = tree(tmp_path, (a, b), strategy="cascade", cascade=msgspec.structs.replace(NEVER, bills_drafts=True))

@@ -353,7 +353,8 @@ async def test_a_client_that_leaves_ends_the_draft_and_pays_for_what_it_had(rout
         await came.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.wait_for(gate.a.calls[0].has_left.wait(), 10)
+        async with asyncio.timeout(10):
+            await gate.a.calls[0].has_left.wait()
         record = await gate.record("r1")
         assert record["state"] == "cancelled"
         assert gate.b.calls == []

@@ -76,7 +76,8 @@ async def nginx(folder: Path, back: int, *, buffers: bool):
     finally:
         if process.returncode is None:
             process.terminate()
-        await asyncio.wait_for(process.wait(), WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await process.wait()
 
 
 async def attack(port: int, raw: bytes) -> None:

@@ -94,7 +94,8 @@ async def spoken(body: str) -> None:
     ended: asyncio.Queue[ChildExit] = asyncio.Queue()
     child = Child(["-c", SPEAKS_NONSENSE, body], on_message=decoder.decode, on_exit=ended.put_nowait)
     await child.start()
-    found = await asyncio.wait_for(ended.get(), 30)
+    async with asyncio.timeout(30):
+        found = await ended.get()
     assert found.signal == 9
     assert not child.is_running
 

@@ -39,10 +39,12 @@ class Edge:
         self.child = Child(["-c", script], on_message=self.bodies.put_nowait, on_exit=self.exits.put_nowait)
 
     async def body(self) -> bytes:
-        return await asyncio.wait_for(self.bodies.get(), 30)
+        async with asyncio.timeout(30):
+            return await self.bodies.get()
 
     async def exit(self) -> ChildExit:
-        return await asyncio.wait_for(self.exits.get(), 30)
+        async with asyncio.timeout(30):
+            return await self.exits.get()
 
 
 def descriptors() -> int:

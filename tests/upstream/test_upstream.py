@@ -213,7 +213,8 @@ async def test_silence_is_a_timeout_before_the_answer_and_inside_it(tmp_path, mo
         seen = check_stream(text.encode(), n=1, include_usage=False)
         assert (seen.error["code"], seen.texts[0]) == ("engine_timeout", "Hel")
         for call in mock.calls:
-            await asyncio.wait_for(call.has_left.wait(), 5)
+            async with asyncio.timeout(5):
+                await call.has_left.wait()
 
 
 async def test_missing_usage_is_counted_and_flagged(gate):
@@ -257,11 +258,13 @@ async def test_a_client_that_leaves_takes_the_upstream_with_it(gate, phase, stre
 
     gate.mock.script = script
     asking = asyncio.ensure_future(gate.answer(stream=stream, headers={"x-request-id": "left"}))
-    await asyncio.wait_for(is_there.wait(), 10)
+    async with asyncio.timeout(10):
+        await is_there.wait()
     await asyncio.sleep(0.1)  # let what was written arrive
     asking.cancel()
     await asyncio.wait({asking})
-    await asyncio.wait_for(gate.mock.calls[0].has_left.wait(), 5)
+    async with asyncio.timeout(5):
+        await gate.mock.calls[0].has_left.wait()
     state = await gate.idle()
     assert (state["running"], state["holds_open"]) == (0, 0)
     record = await gate.record("left")

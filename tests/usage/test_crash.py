@@ -21,7 +21,8 @@ async def _run_and_kill(url, num_lines):
     lines = []
     try:
         for _ in range(num_lines):
-            lines.append(await asyncio.wait_for(child.stdout.readline(), 30))
+            async with asyncio.timeout(30):
+                lines.append(await child.stdout.readline())
     finally:
         child.kill()
         lines += (await child.stdout.read()).splitlines(keepends=True)

@@ -234,7 +234,8 @@ class Child:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
         try:
-            await asyncio.wait_for(words.closed.wait(), timeout=1.0)
+            async with asyncio.timeout(1.0):
+                await words.closed.wait()
         except TimeoutError:
             words.lines.append("(stderr is still held open by another process)")
         code = process.returncode

@@ -177,7 +177,8 @@ class Crew:
         if pause_s > PATIENCE_S:
             self._sockets[slot].close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_stopping.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._is_stopping.wait()
         if pause_s > PATIENCE_S and not self._is_stopping.is_set():
             self._sockets[slot] = listen_beside(host, port)
 

@@ -83,7 +83,8 @@ class KeySet:
     async def _keep_fresh(self, *, is_fresh: bool) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_wanted.wait(), self._refresh_s if is_fresh else RETRY_S)
+                async with asyncio.timeout(self._refresh_s if is_fresh else RETRY_S):
+                    await self._is_wanted.wait()
             is_fresh = await self._fetch()
 
     async def _fetch(self) -> bool:

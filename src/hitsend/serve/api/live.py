@@ -80,7 +80,8 @@ async def _frames(exchange: Exchange, frames: int | None) -> AsyncGenerator[byte
         if sent == frames:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(services.stopping.wait(), INTERVAL_S)
+            async with asyncio.timeout(INTERVAL_S):
+                await services.stopping.wait()
         _check_caller(exchange)
 
 

@@ -107,7 +107,8 @@ class BatchRunner:
             except StorageFailed as error:
                 logger.warning("batches can't be tended now (%s): will try again", error.message)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._stirred.wait()
 
     async def _claim(self) -> Batch | None:
         now = self._clock.now()
@@ -219,7 +220,8 @@ class BatchRunner:
             if not self._lines.is_known(work.caller):
                 work.is_hopeless = True
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(work.halted.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await work.halted.wait()
 
     async def _line(self, work: "_Work", number: int, line: Line) -> None:
         """One line until its answer is kept, or until it may not begin any more."""
@@ -310,7 +312,8 @@ class _Work:
         seconds = min(seconds, HELD_S) if self.is_hopeless else seconds
         while seconds > 0 and not self.is_halted:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.halted.wait(), min(seconds, LOOK_S))
+                async with asyncio.timeout(min(seconds, LOOK_S)):
+                    await self.halted.wait()
             seconds = 0.0 if self.is_hopeless else seconds - LOOK_S
 
 

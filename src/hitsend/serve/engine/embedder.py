@@ -178,7 +178,8 @@ class Embedder:
             await self._child.start()
             with contextlib.suppress(ChildGone):
                 self._child.send(encode(self._order))
-            await asyncio.wait_for(asyncio.shield(self._opened), self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await asyncio.shield(self._opened)
         except TimeoutError:
             self._child.kill()
             limit = f"{self._settings.start_timeout_s:g} s (engine.start_timeout_s)"

@@ -182,7 +182,8 @@ class ChildKeeper:
             await child.start()
             with contextlib.suppress(ChildGone):
                 child.send(encode(self._config))
-            await asyncio.wait_for(asyncio.shield(self._started), self._settings.start_timeout_s)
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await asyncio.shield(self._started)
         except TimeoutError:
             raise EngineUnavailable(f"The engine did not start within {self._settings.start_timeout_s:g} s.") from None
         finally:
@@ -195,7 +196,8 @@ class ChildKeeper:
         """Restart the child whenever it is gone, kill it when it hangs."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await self._gone.wait()
             if self._gone.is_set():
                 await self._restart()
                 continue

@@ -275,7 +275,8 @@ class RemoteLine:
     async def start(self) -> None:
         """Wait until the child can serve. Raises EngineUnavailable."""
         try:
-            await asyncio.wait_for(self._came_up.wait(), self._start_timeout_s)
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._came_up.wait()
         except TimeoutError:
             raise EngineUnavailable(f"The engine did not start within {self._start_timeout_s:g} s.") from None
 

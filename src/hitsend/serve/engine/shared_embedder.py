@@ -185,7 +185,8 @@ class RemoteEmbedder:
     async def start(self) -> None:
         """Wait until the owner has loaded it. Raises EngineUnavailable."""
         try:
-            await asyncio.wait_for(self._loaded.wait(), self._start_timeout_s)
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._loaded.wait()
         except TimeoutError:
             raise EngineUnavailable("the embedding model was not loaded in time") from None
 

@@ -97,7 +97,8 @@ async def _sized(config: WorkerConfig) -> Sized:
     try:
         await child.start()
         child.send(encode(config))
-        await asyncio.wait_for(is_over.wait(), _TIMEOUT_S)
+        async with asyncio.timeout(_TIMEOUT_S):
+            await is_over.wait()
     except (ChildGone, OSError, TimeoutError) as error:
         raise EngineUnavailable(f"the process that reads models' headers failed: {error!r}") from error
     finally:
