@@ -16,7 +16,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.facts import Gpu
 from hitsend.plan.memory import MAX_DRAFTS, MAX_TOKENS, MemoryQuestion, plan_memory
-from hitsend.plan.overhead import default_batch_tokens, estimate_overhead
+from hitsend.plan.overhead import Step, default_batch_tokens, estimate_overhead
 from hitsend.plan.roofline import (
     Layout,
     Phase,
@@ -211,15 +211,8 @@ def free_bytes(question: SpeedQuestion, shape: Shape) -> float:
     """What weights and overhead leave of one GPU."""
     layout = question.layout
     use = question.gpu_memory_utilization or 0.9
-    overhead = estimate_overhead(
-        question.checkpoint,
-        "vllm",
-        tp=layout.tp,
-        batch=default_batch_tokens("vllm", None, question.gpu, question.input + question.output),
-        sequences=256,
-        graphs=0,
-        is_small=False,
-    )
+    tokens = default_batch_tokens("vllm", None, question.gpu, question.input + question.output)
+    overhead = estimate_overhead(question.checkpoint, Step("vllm", tokens, sequences=256, tp=layout.tp))
     weights = shape.shared_bytes / layout.attention_ranks + shape.routed_bytes / layout.tp
     return max(0.0, use * question.gpu.memory_bytes - weights / layout.pp - (overhead.total if overhead else 0))
 
