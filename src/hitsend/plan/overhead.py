@@ -45,8 +45,8 @@ GRAPH_BYTES, SMALL_GRAPH_BYTES = int(0.8 * GIB), int(0.5 * GIB)
 """Captured graphs, which vLLM takes off the pool since 0.21: 0.1 to 1.9 GiB, nothing where none are captured."""
 SORTED_LOGIT_BYTES, LOGIT_BYTES, SECOND_LOGIT_BYTES = 38.6, 16.4, 6.5
 """Per sequence that samples and word: logits in f32, probabilities and what sorting them takes (1.40 GiB at 256 x
-151,936 and 5.58 at 1,024 x 151,936 are logged until 0.15); about four copies since 0.16 sorts no more, and hardly two of the second model runner."""
-
+151,936 and 5.58 at 1,024 x 151,936 are logged until 0.15); about four copies since 0.16 sorts no more, and hardly two
+of the second model runner."""
 
 COMPRESSED_BYTES = int(5.0 * GIB)
 """What DeepSeek-V4 kept beside all that until 0.26, whatever the step's tokens (three logs of 0.20.2 and 0.26.0)."""
@@ -67,7 +67,7 @@ class Overhead(msgspec.Struct, frozen=True):
 
 
 def default_batch_tokens(engine: str, version: str | None, gpu: Gpu | None, max_model_len: int) -> int:
-    """`--max-num-batched-tokens` where nobody says: vLLM's server 8,192 on large GPUs (16,384 since 0.28, vllm#51726)
+    """`--max-num-batched-tokens` where nobody says: vLLM's server 8,192 on large GPUs (16,384 since 0.27, vllm#51726)
     and 2,048 else; V0 the whole length up to 32,768 tokens and 2,048 (512 before 0.6.5, vllm#10544) beyond, where it
     computed prompts in pieces; llama.cpp's ubatch 512."""
     if engine in {"llama.cpp", "hitsend"}:

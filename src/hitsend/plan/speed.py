@@ -30,6 +30,7 @@ from hitsend.plan.roofline import (
 from hitsend.plan.sizes import Ranks
 from hitsend.plan.terms import Load, System, first_token_terms, step_terms
 from hitsend.plan.transfer import Factors
+from hitsend.plan.versions import default_share
 
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
@@ -210,7 +211,7 @@ def capacity_of(question: SpeedQuestion, shape: Shape) -> float:
 def free_bytes(question: SpeedQuestion, shape: Shape) -> float:
     """What weights and overhead leave of one GPU."""
     layout = question.layout
-    use = question.gpu_memory_utilization or 0.9
+    use = question.gpu_memory_utilization or default_share(None)
     tokens = default_batch_tokens("vllm", None, question.gpu, question.input + question.output)
     overhead = estimate_overhead(question.checkpoint, Step("vllm", tokens, sequences=256, tp=layout.tp))
     weights = shape.shared_bytes / layout.attention_ranks + shape.routed_bytes / layout.tp
