@@ -57,7 +57,7 @@ def test_a_number_that_is_none_is_named(value):
         checkpoint_of(LLAMA | {"num_hidden_layers": value}, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v5", "zamba2", "", None, "rwkv7"])
+@pytest.mark.parametrize("kind", ["deepseek_v5", "mllama", "", None, "rwkv7"])
 def test_an_unknown_architecture_is_refused_by_name(kind):
     with pytest.raises(ConfigError, match="doesn't know the architecture"):
         checkpoint_of(LLAMA | {"model_type": kind}, "config.json")
