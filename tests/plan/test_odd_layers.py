@@ -1,13 +1,18 @@
 """Layers that differ: Ling 3, Kimi K3, Nemotron-NAS, Zamba2; and what is refused, with what to pass instead."""
 
 import json
+from fractions import Fraction
 
 import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.config import checkpoint_of, weights_of
+from hitsend.plan.formats import weight_format, weights_name
+from hitsend.plan.logs import read_logs
+from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
 from tests.plan.asked import FACTS, known
+from tests.plan.test_weights import gguf
 
 HALF, NONE = {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 2.625}}, {"attention": {"no_op": True}}
 LINEAR = {"attention": {"replace_with_linear": True}, "ffn": {"replace_with_linear": True}}
@@ -140,3 +145,55 @@ def test_what_a_refusal_tells_to_pass_can_be_passed(tmp_path):
 def test_mxfp4_by_its_format():
     told = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized", "config_groups": {"num_bits": 4}}
     assert weights_of({"quantization_config": told}) == "mxfp4"
+
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_nextn_predict_layers": 2**39}, "num_nextn_predict_layers is 549,755,813,888, the most is 64"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization_config.bits is 3, known are 4"),
+        ({"quantization_config": {"quant_method": "awq", "bits": "4"}}, "quantization_config.bits is '4'"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "g": {"num_bits": 2, "type": "int"}}},
+            "quantization_config has num_bits 2, known are 4 and 8",
+        ),
+    ],
+)
+def test_a_config_that_would_give_wrong_bytes_is_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        checkpoint_of({**LLAMA, **change}, "c")
+
+
+def test_formats_of_experts_where_there_are_none():
+    assert weights_name("mxfp4", None, has_experts=True) == "mxfp4"
+    assert weights_name(None, "mxfp4", has_experts=False) == "mxfp4-linear"
+    assert weight_format("mxfp4-linear").bytes_per_param == Fraction(17, 32)
+    with pytest.raises(ConfigError, match="--weights int4-experts: that is a format of experts, and the model has"):
+        weights_name("int4-experts", None, has_experts=False)
+    plan = plan_memory(MemoryQuestion(checkpoint=checkpoint_of(LLAMA, "c"), weights="mxfp4"))
+    params = plan.question.checkpoint.params
+    kept = params.embedding + params.head + params.norms
+    assert plan.whole_weights_bytes == kept * 2 + (params.total - kept) * Fraction(17, 32)
+
+
+def test_a_folder_of_gguf_files(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file"):
+        find_checkpoint(str(tmp_path), FACTS)
+    numbers = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "context_length": 512}
+    gguf(tmp_path / "a.gguf", "llama", numbers)
+    assert len(find_checkpoint(str(tmp_path), FACTS).layers) == 2
+    gguf(tmp_path / "b.gguf", "llama", numbers)
+    with pytest.raises(ConfigError, match=r"2 GGUF models lie there \(a.gguf, b.gguf\); give the file"):
+        find_checkpoint(str(tmp_path), FACTS)
+
+
+def test_a_file_without_a_log_is_refused(tmp_path):
+    (tmp_path / "logs.json").write_text("[]")
+    with pytest.raises(ConfigError, match="there is no log in it"):
+        read_logs(tmp_path / "logs.json")

@@ -21,6 +21,7 @@ from hitsend.plan.logs import compare_logs, read_logs, scores
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.sizes import Ranks
+from hitsend.plan.versions import number_of
 
 MAX_GIB = 1_000_000
 
@@ -59,6 +60,8 @@ def memory(
 ) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
+    if engine == "vllm" and engine_version is not None and number_of(engine_version) is None:
+        raise ConfigError(f"--engine-version is {engine_version!r}, needed is a version of vLLM such as 0.20.1")
     question = MemoryQuestion(
         checkpoint=find_checkpoint(model, known),
         engine=engine,

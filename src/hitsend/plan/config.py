@@ -5,6 +5,7 @@ Enters: the decoded JSON and where it came from. Leaves: a `Checkpoint`. Always 
 neither, and that comes from the config's own list or pattern. Next: `matrices.py`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from hitsend.plan.families import FAMILIES, IN_KNOWN_TERMS, UNKNOWN, Family
 from hitsend.plan.keys import Keys
 from hitsend.plan.patterns import ATTENTION, RECURRENT, kinds_of_layers, shared_from
 from hitsend.plan.states import state_of
+
+MAX_DRAFT_LAYERS = 64
 
 
 def checkpoint_of(
@@ -31,6 +34,8 @@ def checkpoint_of(
         layers = _with_shared_blocks(keys, layers)
     kv_kinds = [kind for kind in kinds if kind in ATTENTION]
     mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+    if mtp > MAX_DRAFT_LAYERS:
+        raise ConfigError(f"{source}: num_nextn_predict_layers is {mtp:,}, the most is {MAX_DRAFT_LAYERS}")
     # a draft layer stands behind the others
     behind = len(kinds) if family.is_compressed else len(kinds) - 1
     last = _layer(keys, family, kv_kinds[-1], behind, is_shared=False) if kv_kinds and mtp else Layer()
@@ -70,11 +75,17 @@ def weights_of(config: Mapping[str, Any]) -> str | None:
         return "mxfp4"
     if "nvfp4" in text or "fp4" in method:
         return "nvfp4"
+    bits = quantised.get("bits")
+    if method in {"awq", "gptq", "auto-round", "autoround"} and bits not in {None, 4, 8}:
+        raise ConfigError(f"quantization_config.bits is {bits!r}, known are 4 and 8; say --weights or give the folder")
     if method in {"awq", "gptq", "auto-round", "autoround"}:
         return "int8" if quantised.get("bits") == 8 else "int4"
     if method == "fp8" and str(inner.get("model_type") or config.get("model_type")).startswith("glm5_next"):
         return "fp8-dynamic"  # its recurrent layers stay 16 bit
     if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"}:
+        told = sorted(set(re.findall(r"'num_bits': (\d+)", text)))
+        if set(told) - {"4", "8", "16"}:
+            raise ConfigError(f"quantization_config has num_bits {', '.join(told)}, known are 4 and 8; say --weights")
         is_int4 = "'num_bits': 4" in text
         if is_int4 and "self_attn" in str(quantised.get("ignore")):
             return "int4-experts"

@@ -19,7 +19,7 @@ from hitsend.plan.blocks import BLOCK_TOKENS, LATENT_BLOCK_TOKENS, BlockPlan, Bl
 from hitsend.plan.cells import CellPool, Costs, llama_pool, sglang_pool, shared_pool
 from hitsend.plan.checkpoint import Checkpoint, Layer
 from hitsend.plan.facts import Gpu
-from hitsend.plan.formats import WeightFormat, weight_format
+from hitsend.plan.formats import WeightFormat, weight_format, weights_name
 from hitsend.plan.hardware import is_blackwell, is_large
 from hitsend.plan.overhead import (
     Overhead,
@@ -111,7 +111,7 @@ def plan_memory(question: MemoryQuestion) -> MemoryPlan:
     _check(question)
     model, ranks = question.checkpoint, question.ranks
     kv_dtype = effective_kv_dtype(question)
-    name = question.weights or model.weights or "bf16"
+    name = weights_name(question.weights, model.weights, has_experts=model.experts_per_token > 0)
     form = weight_format("bf16" if name == "gguf" else name)
     length = question.max_model_len or model.context
     if length is None:

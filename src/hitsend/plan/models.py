@@ -76,7 +76,7 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
     if path.is_dir():
         if any(path.glob("*.safetensors")):
             return safetensors_checkpoint(path)
-        path /= "config.json"
+        path = _in_folder(path)
     if path.suffix == ".gguf" and path.is_file():
         return gguf_checkpoint(path)
     if path.suffix == ".json" and path.is_file():
@@ -84,6 +84,19 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
     if path.suffix in {".json", ".gguf", ".safetensors"}:
         raise ConfigError(f"--model {wanted}: there is no such file")
     return _named(wanted, facts)
+
+
+def _in_folder(folder: Path) -> Path:
+    """Its config.json, else its one GGUF file (the first of its parts). Raises ConfigError where there are several."""
+    config = folder / "config.json"
+    files = sorted(folder.glob("*.gguf"))
+    whole = [file for file in files if not _LATER_PART.search(file.name)]
+    if config.is_file() or not files:
+        return config
+    if len(whole) != 1:
+        names = ", ".join(file.name for file in (whole or files)[:5])
+        raise ConfigError(f"--model {folder}: {len(whole)} GGUF models lie there ({names}); give the file")
+    return whole[0]
 
 
 def _named(wanted: str, facts: Facts) -> Checkpoint:
@@ -124,6 +137,7 @@ def _gguf_weights(name: str) -> tuple[str | None, tuple[str, ...]]:
     return f"gguf:{kind}", () if is_known else (f"the weights: planned as {kind}, the nearest known to {ending[1]}",)
 
 
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _SIZED = re.compile(r"-\d+(-\d+)?[bm](-|$)")
 _PART = re.compile(r"\b(eagle3?|draft\w*|dflash\w*|mtp|speculator\w*|lora|adapter|pruned|reap|reward|classifier)\b")
 """Names of what isn't the whole model though its name ends in one."""

@@ -124,6 +124,8 @@ class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in counts.items():
             if not 1 <= value <= MAX_TOKENS:
                 raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_TOKENS:,}")
+        if self.output < 2:
+            raise ConfigError("--output is 1, needed is 2 or more: one token has no time between tokens")
         for name, share in (("--prefix-hit", self.prefix_hit), ("--accept", self.accept)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} is {share}, needed is 0 to below 1")
