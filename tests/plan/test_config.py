@@ -5,9 +5,10 @@ import json
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.config import checkpoint_of, weights_of
+from hitsend.plan.config import checkpoint_of
 from hitsend.plan.families import FAMILIES
 from hitsend.plan.models import find_checkpoint
+from hitsend.plan.quantised import weights_of
 from tests.plan.asked import FACTS
 
 LLAMA = {

@@ -6,11 +6,12 @@ from fractions import Fraction
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan.config import checkpoint_of, weights_of
+from hitsend.plan.config import checkpoint_of
 from hitsend.plan.formats import weight_format, weights_name
 from hitsend.plan.logs import read_logs
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
+from hitsend.plan.quantised import weights_of
 from tests.plan.asked import FACTS, known
 from tests.plan.test_weights import gguf
 

@@ -60,12 +60,10 @@ def memory(
 ) -> Answer:
     """Weights, cache, state and how many sequences fit; the formula with its numbers."""
     known = load_facts(facts)
-    if engine == "vllm" and engine_version is not None and number_of(engine_version) is None:
-        raise ConfigError(f"--engine-version is {engine_version!r}, needed is a version of vLLM such as 0.20.1")
     question = MemoryQuestion(
         checkpoint=find_checkpoint(model, known),
         engine=engine,
-        engine_version=engine_version,
+        engine_version=_version(engine, engine_version),
         gpu=None if gpu is None else find_gpu(gpu, known),
         ranks=Ranks(tp, pp, dcp, dp, ep),
         weights=weights,
@@ -82,6 +80,13 @@ def memory(
     if engine == "hitsend" and gpu is None:
         found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
     return give(found, memory_text(found), as_json=as_json)
+
+
+def _version(engine: str, told: str | None) -> str | None:
+    """What a log prints may be anything; a person who mistypes one is told so."""
+    if engine == "vllm" and told is not None and number_of(told) is None:
+        raise ConfigError(f"--engine-version is {told!r}, needed is a version of vLLM such as 0.20.1")
+    return told
 
 
 def _available_bytes(gib: float | None) -> int | None:

@@ -5,7 +5,6 @@ Enters: the decoded JSON and where it came from. Leaves: a `Checkpoint`. Always 
 neither, and that comes from the config's own list or pattern. Next: `matrices.py`.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from hitsend.plan.dialects import in_usual_names
 from hitsend.plan.families import FAMILIES, IN_KNOWN_TERMS, UNKNOWN, Family
 from hitsend.plan.keys import Keys
 from hitsend.plan.patterns import ATTENTION, RECURRENT, kinds_of_layers, shared_from
+from hitsend.plan.quantised import weights_of
 from hitsend.plan.states import state_of
 
 MAX_DRAFT_LAYERS = 64
@@ -32,19 +32,12 @@ def checkpoint_of(
     layers = tuple(_layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds))
     if keys.model_type == "zamba2":
         layers = _with_shared_blocks(keys, layers)
-    kv_kinds = [kind for kind in kinds if kind in ATTENTION]
-    mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
-    if mtp > MAX_DRAFT_LAYERS:
-        raise ConfigError(f"{source}: num_nextn_predict_layers is {mtp:,}, the most is {MAX_DRAFT_LAYERS}")
-    # a draft layer stands behind the others
-    behind = len(kinds) if family.is_compressed else len(kinds) - 1
-    last = _layer(keys, family, kv_kinds[-1], behind, is_shared=False) if kv_kinds and mtp else Layer()
     return Checkpoint(
         name=name or str(keys.find("_name_or_path") or source),
         architecture=keys.model_type,
         source=source,
         layers=layers,
-        mtp_layers=(_mtp(keys, last),) * mtp,
+        mtp_layers=_draft_layers(keys, family, kinds),
         hidden=None if keys.flag("kv_only") else keys.number("hidden_size"),
         vocab=keys.maybe("vocab_size") or None,
         context=keys.maybe("max_position_embeddings") or None,
@@ -56,42 +49,6 @@ def checkpoint_of(
         weights=weights_of(config),
         uncertain=(*uncertain, *_unsure(keys)),
     )
-
-
-def weights_of(config: Mapping[str, Any]) -> str | None:
-    """What the config says the weights are quantised to; None: 16 bit. Raises ConfigError for an unknown method."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    quantised = config.get("quantization_config") or inner.get("quantization_config")
-    if "fp4" in {config.get("expert_dtype"), inner.get("expert_dtype")}:
-        return "nvfp4-experts" if "nvfp4" in str(quantised).lower() else "fp4-experts"
-    if not quantised:
-        return None
-    if not isinstance(quantised, Mapping):
-        raise ConfigError(f"quantization_config is {str(quantised)[:40]}, needed is an object")
-    text = str(quantised).lower()
-    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "").lower()
-    if "mxfp4" in method or "mxfp4" in str(quantised.get("format")).lower():
-        return "mxfp4"
-    if "nvfp4" in text or "fp4" in method:
-        return "nvfp4"
-    bits = quantised.get("bits")
-    if method in {"awq", "gptq", "auto-round", "autoround"} and bits not in {None, 4, 8}:
-        raise ConfigError(f"quantization_config.bits is {bits!r}, known are 4 and 8; say --weights or give the folder")
-    if method in {"awq", "gptq", "auto-round", "autoround"}:
-        return "int8" if quantised.get("bits") == 8 else "int4"
-    if method == "fp8" and str(inner.get("model_type") or config.get("model_type")).startswith("glm5_next"):
-        return "fp8-dynamic"  # its recurrent layers stay 16 bit
-    if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"}:
-        told = sorted(set(re.findall(r"'num_bits': (\d+)", text)))
-        if set(told) - {"4", "8", "16"}:
-            raise ConfigError(f"quantization_config has num_bits {', '.join(told)}, known are 4 and 8; say --weights")
-        is_int4 = "'num_bits': 4" in text
-        if is_int4 and "self_attn" in str(quantised.get("ignore")):
-            return "int4-experts"
-        is_int = "'type': 'int'" in text
-        return "int4" if is_int4 else "int8" if is_int else "fp8"
-    raise ConfigError(f"quantization_config.quant_method is {method!r}; say --weights bf16, fp8, int8, int4 or nvfp4")
 
 
 def _family(keys: Keys) -> Family:
@@ -361,6 +318,18 @@ def _unsure(keys: Keys) -> tuple[str, ...]:
     if counted:
         return (f"the vision tower, counted as {counted:,} parameters in its blocks",)
     return ("the vision tower's parameters are not counted: vision_config doesn't tell its shapes",)
+
+
+def _draft_layers(keys: Keys, family: Family, kinds: list[str]) -> tuple[Layer, ...]:
+    mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+    if mtp > MAX_DRAFT_LAYERS:
+        raise ConfigError(f"{keys.source}: num_nextn_predict_layers is {mtp:,}, the most is {MAX_DRAFT_LAYERS}")
+    kv_kinds = [kind for kind in kinds if kind in ATTENTION]
+    if not mtp or not kv_kinds:
+        return (Layer(),) * mtp
+    # a draft layer stands behind the others
+    behind = len(kinds) if family.is_compressed else len(kinds) - 1
+    return (_mtp(keys, _layer(keys, family, kv_kinds[-1], behind, is_shared=False)),) * mtp
 
 
 def _mtp(keys: Keys, last: Layer) -> Layer:
