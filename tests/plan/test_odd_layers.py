@@ -158,6 +158,11 @@ LLAMA = {
     ("change", "said"),
     [
         ({"num_nextn_predict_layers": 2**39}, "num_nextn_predict_layers is 549,755,813,888, the most is 64"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": [4]}}, r"quantization_config.bits is \[4\]"),
+        (
+            {"model_type": "mamba2", "mamba_ssm_dtype": ["float32"]},
+            r"mamba_ssm_dtype is \['float32'\], needed is a word",
+        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization_config.bits is 3, known are 4"),
         ({"quantization_config": {"quant_method": "awq", "bits": "4"}}, "quantization_config.bits is '4'"),
         (
@@ -169,6 +174,10 @@ LLAMA = {
 def test_a_config_that_would_give_wrong_bytes_is_refused(change, said):
     with pytest.raises(ConfigError, match=said):
         checkpoint_of({**LLAMA, **change}, "c")
+
+
+def test_odd_widths_of_experts_are_no_traceback():
+    assert weights_of({"expert_dtype": {"fp4": 1}}) is None
 
 
 def test_formats_of_experts_where_there_are_none():

@@ -20,7 +20,7 @@ def weights_of(config: Mapping[str, Any]) -> str | None:
     inner = config.get("text_config")
     inner = inner if isinstance(inner, Mapping) else {}
     quantised = config.get("quantization_config") or inner.get("quantization_config")
-    if "fp4" in {config.get("expert_dtype"), inner.get("expert_dtype")}:
+    if "fp4" in (config.get("expert_dtype"), inner.get("expert_dtype")):
         return "nvfp4-experts" if "nvfp4" in str(quantised).lower() else "fp4-experts"
     if not quantised:
         return None
@@ -41,7 +41,7 @@ def weights_of(config: Mapping[str, Any]) -> str | None:
 
 
 def _by_bits(bits: object) -> str:
-    if bits not in {None, 4, 8}:
+    if bits not in (None, 4, 8):
         raise ConfigError(f"quantization_config.bits is {bits!r}, known are 4 and 8; say --weights or give the folder")
     return "int8" if bits == 8 else "int4"
 

@@ -11,7 +11,7 @@ from hitsend.plan.keys import Keys
 
 def state_of(keys: Keys, kind: str) -> StateLayer:
     """One layer. Raises ConfigError that names the key."""
-    dtype = keys.find("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    dtype = keys.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
     if kind in {"mamba", "parallel"}:
         return _mamba_two(keys, dtype)
     if kind == "mamba1":
