@@ -150,6 +150,7 @@ def test_a_measurement_makes_the_interval_narrower(tmp_path):
         ("speed --model Qwen3-8B --gpu H100 --batch 0", "--batch is 0"),
         ("speed --model Qwen3-8B --gpu H100 --accept 1", "--accept is 1"),
         ("speed --model Qwen3-8B --gpu H100 --output 1", "--output is 1, needed is 2 or more"),
+        ("memory --model Qwen3-8B --max-num-seqs 8 --max-num-batched-tokens 4", "--max-num-batched-tokens is 4, vLLM"),
         ("memory --model Qwen3-8B --gpu H100 --engine-version banana", "--engine-version is 'banana', needed is a"),
         ("rent-or-buy --dedicated-cost 5 --price 1/2 --ops-cost -5", "--ops-cost is -5.0, needed is 0 or more"),
         ("speed --model Qwen3-8B --gpu H100 --engine none", "--engine none"),

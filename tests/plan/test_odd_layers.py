@@ -160,6 +160,10 @@ LLAMA = {
         ({"num_nextn_predict_layers": 2**39}, "num_nextn_predict_layers is 549,755,813,888, the most is 64"),
         ({"quantization_config": {"quant_method": "gptq", "bits": [4]}}, r"quantization_config.bits is \[4\]"),
         (
+            {"model_type": "mamba2", "mamba_ssm_dtype": "float4"},
+            "mamba_ssm_dtype is 'float4', known are auto, bfloat16",
+        ),
+        (
             {"model_type": "mamba2", "mamba_ssm_dtype": ["float32"]},
             r"mamba_ssm_dtype is \['float32'\], needed is a word",
         ),

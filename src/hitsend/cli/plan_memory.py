@@ -73,7 +73,7 @@ def memory(
         prefix_caching=prefix_caching,
         drafts=mtp,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=_sequences(engine, max_num_seqs, max_num_batched_tokens),
         available_kv_bytes=_available_bytes(available_kv_gib),
     )
     found = document(plan_memory(question))
@@ -87,6 +87,13 @@ def _version(engine: str, told: str | None) -> str | None:
     if engine == "vllm" and told is not None and number_of(told) is None:
         raise ConfigError(f"--engine-version is {told!r}, needed is a version of vLLM such as 0.20.1")
     return told
+
+
+def _sequences(engine: str, sequences: int | None, tokens: int | None) -> int | None:
+    """vLLM doesn't start where a step is too small for a token of each sequence."""
+    if engine == "vllm" and sequences is not None and tokens is not None and tokens < sequences:
+        raise ConfigError(f"--max-num-batched-tokens is {tokens}, vLLM needs --max-num-seqs, {sequences}, or more")
+    return sequences
 
 
 def _available_bytes(gib: float | None) -> int | None:
