@@ -158,7 +158,7 @@ class OwnCount:
             told = {name: value for name, value in arguments.items() if name in known}
             request = msgspec.structs.replace(request, template_kwargs=told)
             tools = None if self._terms.profile.prompts_as_here else told_tools(request, self._terms)
-            prompt = await self._text.prepare(request, max_prompt_tokens=0, tools=tools)
+            prompt = await self._text.prepare(request, tools=tools, only_counts=True)
         except ServeError:
             return None
         return prompt.num_tokens
