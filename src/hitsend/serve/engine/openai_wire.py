@@ -2,7 +2,8 @@
 
 Enters: bytes of an event stream. Leaves: `Delta`s and usage. Always true: bytes may be cut anywhere; what can't be read
 is `Unreadable`, never skipped; a choice that called tools ends with `tool_calls`, also where the upstream calls that
-`stop`. Next: `lenient_wire.py`, for upstreams with older shapes.
+`stop`, one that called none never does, and one whose last call breaks off ends with `length`.
+Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shapes.
 """
 
 from typing import Any
@@ -10,19 +11,25 @@ from typing import Any
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
+from hitsend.serve.engine.upstream_calls import CallIn, Calls
+from hitsend.serve.engine.upstream_usage import usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
-_FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
-    "content_filter": FinishReason.CONTENT_FILTER,
-    "function_call": FinishReason.TOOL_CALLS,
-    "eos": FinishReason.STOP,
-    "end_turn": FinishReason.STOP,
-    "max_tokens": FinishReason.LENGTH,
+_BOM = b"\xef\xbb\xbf"
+_SAID = {
+    FinishReason.STOP: "stop eos eos_token end_turn stop_sequence complete completed",
+    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length",
+    FinishReason.TOOL_CALLS: "tool_calls function_call tool_use tool_call",
+    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
 }
+_FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
+"""In lower case. What isn't here (`error`, `abort`, …) is no end that a client could be told of."""
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI says of a token that can't be; some say null."""
 
 
 class Unreadable(Exception):
@@ -40,21 +47,6 @@ class _In(msgspec.Struct, frozen=True, gc=False):
     """Base of what comes in: unknown fields are nobody's business here."""
 
 
-class FunctionIn(_In, frozen=True, gc=False):
-    """Its name, and JSON text."""
-
-    name: str | None = None
-    arguments: str | None = None
-
-
-class CallIn(_In, frozen=True, gc=False):
-    """A piece of a call."""
-
-    index: int = 0
-    id: str | None = None
-    function: FunctionIn | None = None
-
-
 class DeltaIn(_In, frozen=True, gc=False):
     """What is new in it."""
 
@@ -67,7 +59,7 @@ class DeltaIn(_In, frozen=True, gc=False):
 
 class _LogprobIn(_In, frozen=True, gc=False):
     token: str
-    logprob: float
+    logprob: float | None = None
     bytes: tuple[int, ...] | None = None
     top_logprobs: tuple["_LogprobIn", ...] | None = None
 
@@ -84,8 +76,9 @@ class LogprobsIn(_In, frozen=True, gc=False):
 class ChoiceIn(_In, frozen=True, gc=False):
     """A piece of one choice."""
 
-    index: int = 0
+    index: int | None = 0
     delta: DeltaIn | None = None
+    message: DeltaIn | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
@@ -93,28 +86,11 @@ class ChoiceIn(_In, frozen=True, gc=False):
     prompt_token_ids: tuple[int, ...] | None = None
 
 
-class _PromptDetailsIn(_In, frozen=True, gc=False):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetailsIn(_In, frozen=True, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class UsageIn(_In, frozen=True, gc=False):
-    """What is billed there."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetailsIn | None = None
-    completion_tokens_details: _CompletionDetailsIn | None = None
-
-
 class ChunkIn(_In, frozen=True, gc=False):
     """One event."""
 
-    choices: tuple[ChoiceIn, ...] = ()
-    usage: UsageIn | None = None
+    choices: tuple[ChoiceIn, ...] | None = ()
+    usage: Any = None
     error: Any = None
     object: Any = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -135,7 +111,9 @@ class ChunkReader:
         self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
-        self._calling: set[int] = set()
+        self._calls = [Calls() for _ in range(n)]
+        self._has_begun = False
+        self._num_used = 0
         self._alike = Alike()
         self.counts = [0] * n
         self.num_pieces = 0
@@ -147,6 +125,11 @@ class ChunkReader:
     def is_finished(self) -> bool:
         """Whether every choice has its finish reason."""
         return not self._open
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether `usage` was said after the last token that came: one from before it isn't the bill."""
+        return self.usage is not None and self._num_used == sum(self.counts)
 
     def feed(self, data: bytes) -> list[Delta]:
         """Take bytes, return what they bring. Look at `fault` afterwards."""
@@ -166,6 +149,9 @@ class ChunkReader:
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise Unreadable(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        if whole and not self._has_begun:
+            self._has_begun = True
+            whole[0] = whole[0].removeprefix(_BOM)
         for number, event in enumerate(whole, 1):
             was_learned = self._alike.is_learned
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
@@ -198,55 +184,54 @@ class ChunkReader:
         before = len(deltas)
         self._take(chunk, deltas)
         self.num_pieces += len(deltas) - before
-        if len(chunk.choices) == 1 and chunk.usage is None and (plain := _plain(chunk.choices[0])):
-            self._alike.learn(document, plain, chunk.choices[0].index)
+        choices = chunk.choices or ()
+        if len(choices) == 1 and chunk.usage is None and (plain := _plain(choices[0])):
+            self._alike.learn(document, plain, choices[0].index or 0)
 
     def _read(self, document: bytes) -> ChunkIn:
         try:
             return _decode(document)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unreadable("an event that is no chat completion chunk") from error
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
-        if chunk.error is not None or chunk.object == "error":
+        if chunk.error or chunk.object == "error":
             raise UpstreamSaid
-        if chunk.usage is not None:
-            self.usage = _usage(chunk.usage) or self.usage
-        for choice in chunk.choices:
-            if not 0 <= choice.index < len(self.counts):
+        for choice in chunk.choices or ():
+            index = choice.index or 0
+            if not 0 <= index < len(self.counts):
                 raise Unreadable("a choice that was not asked for")
-            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if choice.index == 0 else None)
+            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if index == 0 else None)
             if ids:
-                deltas.append(Delta(choice.index, prompt_ids=ids))
-            if choice.index in self._open:
-                self._choice(choice, deltas)
+                deltas.append(Delta(index, prompt_ids=ids))
+            if index in self._open:
+                self._choice(index, choice, deltas)
+        if chunk.usage is not None and (usage := usage_of(chunk.usage)) is not None:
+            self.usage, self._num_used = usage, sum(self.counts)
 
-    def _choice(self, choice: ChoiceIn, deltas: list[Delta]) -> None:
-        delta = choice.delta or _NOTHING
+    def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
+        whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
+        delta = choice.delta or whole or _NOTHING
         text, reasoning = (
             delta.content or delta.refusal or choice.text or "",
             delta.reasoning_content or delta.reasoning or "",
         )
-        calls = () if not delta.tool_calls else tuple(_call(call) for call in delta.tool_calls)
+        taken = () if not delta.tool_calls else tuple(map(self._calls[index].take, delta.tool_calls))
+        calls = tuple(call for call in taken if call is not None)
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
-        if calls:
-            self._calling.add(choice.index)
         ids = choice.token_ids or ()
-        if text or reasoning or calls or logprobs or ids:
-            self.counts[choice.index] += max(1, len(logprobs), len(ids))
-        elif choice.finish_reason is None:
+        if text or reasoning or taken or logprobs or ids:
+            self.counts[index] += max(1, len(logprobs), len(ids))
+        elif not choice.finish_reason:
             return
         reason = None
-        if choice.finish_reason is not None:
-            reason = _FINISH.get(choice.finish_reason)
-            if reason is None:
-                raise Unreadable("a finish_reason that nobody knows")
-            if reason is FinishReason.STOP and choice.index in self._calling:
-                reason = FinishReason.TOOL_CALLS
-            self._open.discard(choice.index)
+        if choice.finish_reason:
+            reason = self._reason(choice.finish_reason, self._calls[index])
+            calls += self._calls[index].end()
+            self._open.discard(index)
         deltas.append(
             Delta(
-                choice.index,
+                index,
                 text,
                 logprobs=logprobs,
                 finish_reason=reason,
@@ -256,6 +241,16 @@ class ChunkReader:
             )
         )
 
+    def _reason(self, said: str, calls: Calls) -> FinishReason:
+        reason = _FINISH.get(said.lower())
+        if reason is None:
+            raise Unreadable("a finish_reason that nobody knows")
+        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+            if calls.is_cut:
+                return FinishReason.LENGTH
+            return FinishReason.TOOL_CALLS if calls.has_any else FinishReason.STOP
+        return reason
+
 
 _NOTHING = DeltaIn()
 
@@ -263,7 +258,7 @@ _NOTHING = DeltaIn()
 def _plain(choice: ChoiceIn) -> str | None:
     """Its text, where it brings that and nothing else."""
     delta = choice.delta
-    if delta is None or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
+    if delta is None or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
         return None
     others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
     return delta.content if not any(others) else None
@@ -273,14 +268,6 @@ def _document(event: bytes) -> bytes:
     """What an event's data lines hold; comments and other fields are no data."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines).strip()
-
-
-def _call(call: CallIn) -> ToolCallDelta:
-    function = call.function
-    name = function.name or None if function is not None else None
-    # the first piece of a call has its name; some upstreams repeat the id on every piece
-    call_id = call.id if name else None
-    return ToolCallDelta(call.index, call_id, name, (function.arguments or "") if function is not None else "")
 
 
 def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
@@ -303,19 +290,5 @@ def _bytes(token: str) -> tuple[int, ...]:
 
 def _logprob(one: _LogprobIn) -> TextLogprob:
     spelled = _bytes(one.token) if one.bytes is None else one.bytes
-    return TextLogprob(one.token, one.logprob, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
-
-
-def _usage(given: UsageIn) -> Usage | None:
-    """None where it can't be meant: negative counts. Subsets are never larger than what they are part of."""
-    if given.prompt_tokens < 0 or given.completion_tokens < 0:
-        return None
-    cached = given.prompt_tokens_details.cached_tokens if given.prompt_tokens_details is not None else 0
-    details = given.completion_tokens_details
-    reasoning = details.reasoning_tokens if details is not None else 0
-    return Usage(
-        given.prompt_tokens,
-        given.completion_tokens,
-        max(0, min(cached or 0, given.prompt_tokens)),
-        max(0, min(reasoning or 0, given.completion_tokens)),
-    )
+    value = _LEAST_LOGPROB if one.logprob is None else one.logprob
+    return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))

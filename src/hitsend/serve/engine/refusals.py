@@ -75,6 +75,11 @@ async def refusal_of(
     """
     status = answer.status
     if status == 200:
+        encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            answer.close()
+            text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
+            return Refusal(EngineFailed(text))
         is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
         if is_whole or (_is_stream(answer) and not wants_json):
             return None
@@ -136,7 +141,7 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
 def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
     try:
         found = msgspec.json.decode(body, type=_RefusalIn)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
     own = (found.error,) if isinstance(found.error, _ErrorIn) else ()
     return (*own, *(found.errors or ()), found)

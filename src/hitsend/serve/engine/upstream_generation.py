@@ -83,7 +83,7 @@ class OpenAIGeneration:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
         is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
-        is_final = given is not None and self._outcome == "ok" and is_all
+        is_final = self._reader.is_used_up and self._outcome == "ok" and is_all
         if is_final and given is not None:
             usage = given
         else:
@@ -200,7 +200,8 @@ class OpenAIGeneration:
             self._stop_short(broken(failure, self._engine.name))
             return
         self._num_bytes += len(data)
-        self._took(self._reader.feed(data), is_at_end=not data)
+        # an answer that ended as it should may lack the empty line behind its last event
+        self._took(self._reader.feed(data or b"\n\n"), is_at_end=not data)
 
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
         if deltas:

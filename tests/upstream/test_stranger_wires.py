@@ -1,0 +1,297 @@
+"""What servers that call themselves compatible were seen to send, read without losing an answer or making one up."""
+
+import asyncio
+import json
+
+import pytest
+
+from hitsend.core.lifecycle import FinishReason
+from hitsend.core.request import Usage
+from hitsend.serve.engine.lenient_wire import LenientReader
+from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
+from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
+from hitsend.settings_upstreams import UpstreamSettings
+from tests.upstream.asking import ask, engine_of
+
+USED = {"prompt_tokens": 7, "completion_tokens": 3}
+
+
+def chunk(delta=None, reason=None, **fields):
+    return {"choices": [{"index": 0, "delta": delta or {}, "finish_reason": reason}], **fields}
+
+
+def wire(*events):
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+
+
+TEXTS = [chunk({"content": text}) for text in "abc"]
+
+
+def read(*events, reader=None):
+    """Text, calls as (id, name, arguments) and end of a stream, the same cut at every event or not at all."""
+    reader = reader or ChunkReader(1)
+    deltas = [delta for event in events for delta in reader.feed(event if isinstance(event, bytes) else wire(event))]
+    calls = {}
+    for delta in deltas:
+        for piece in delta.tool_calls:
+            if piece.index not in calls:
+                assert piece.id
+                assert piece.name
+                calls[piece.index] = [piece.id, piece.name, ""]
+            else:
+                assert (piece.id, piece.name) == (None, None)
+            calls[piece.index][2] += piece.arguments
+    assert list(calls) == list(range(len(calls)))
+    reasons = [delta.finish_reason for delta in deltas if delta.finish_reason]
+    return "".join(delta.text for delta in deltas), list(map(tuple, calls.values())), reasons, reader
+
+
+def call(name=None, arguments=None, call_id=None, **fields):
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {"function": function, **({"id": call_id} if call_id is not None else {}), **fields}
+
+
+def called(*pieces):
+    return chunk({"tool_calls": list(pieces)})
+
+
+F, G = ("c1", "f", '{"a":1}'), ("c2", "g", '{"b":2}')
+TWO = {
+    "no index, one event": [called(call("f", '{"a":1}', "c1"), call("g", '{"b":2}', "c2"))],
+    "no index": [called(call("f", '{"a":1}', "c1")), called(call("g", '{"b":2}', "c2"))],
+    "index null": [called(call("f", '{"a":1}', "c1", index=None)), called(call("g", '{"b":2}', "c2", index=None))],
+    "no index, in pieces": [
+        called(call("f", '{"a"', "c1")),
+        called(call(None, ":1}")),
+        called(call("g", "", "c2")),
+        called(call(None, '{"b":2}')),
+    ],
+    "all 0": [called(call("f", '{"a":1}', "c1", index=0), call("g", '{"b":2}', "c2", index=0))],
+    "all 0, in pieces": [
+        called(call("f", "", "c1", index=0)),
+        called(call(None, '{"a":1', index=0), call(None, "}", index=0)),
+        called(call("g", '{"b"', "c2", index=0)),
+        called(call(None, ":2}", index=0)),
+    ],
+    "from 1": [called(call("f", '{"a":1}', "c1", index=1)), called(call("g", '{"b":2}', "c2", index=2))],
+    "odd numbers": [called(call("f", '{"a":1}', "c1", index=-1)), called(call("g", '{"b":2}', "c2", index=10**9))],
+    "name and id on every piece": [
+        called(call("f", '{"a"', "c1", index=0), call("g", '{"b"', "c2", index=1)),
+        called(call("f", ":1}", "c1", index=0), call("g", ":2}", "c2", index=1)),
+    ],
+    "by turns": [
+        called(call("f", '{"a"', "c1", index=0)),
+        called(call("g", '{"b"', "c2", index=1)),
+        called(call(None, ":1}", index=0)),
+        called(call(None, ":2}", index=1)),
+    ],
+    "name behind arguments": [
+        called(call(None, '{"a":1}', "c1", index=0)),
+        called(call("f", None, "c1", index=0), call("g", '{"b":2}', "c2", index=1)),
+    ],
+    "objects": [called(call("f", {"a": 1}, "c1", index=0), call("g", {"b": 2}, "c2", index=1))],
+}
+
+
+@pytest.mark.parametrize("reason", ["stop", "tool_calls", "tool_use"])
+@pytest.mark.parametrize("name", TWO)
+def test_two_calls_stay_two(name, reason):
+    text, calls, reasons, _ = read(*TWO[name], chunk(reason=reason))
+    assert (text, calls, reasons) == ("", [F, G], [FinishReason.TOOL_CALLS])
+
+
+def test_the_same_function_twice_under_one_number_is_two_calls():
+    pieces = [called(call("f", '{"a":1}', index=0)), called(call("f", '{"a":2}', index=0))]
+    _, calls, _, _ = read(*pieces, chunk(reason="stop"))
+    assert [arguments for _, _, arguments in calls] == ['{"a":1}', '{"a":2}']
+    assert len({call_id for call_id, _, _ in calls}) == 2
+
+
+@pytest.mark.parametrize("call_id", [None, ""])
+def test_a_call_without_an_id_gets_one(call_id):
+    _, calls, _, _ = read(called(call("f", '{"a":1}', call_id, index=0)), chunk(reason="stop"))
+    ((found, name, arguments),) = calls
+    assert found.startswith("call_")
+    assert (name, arguments) == ("f", '{"a":1}')
+
+
+def test_an_id_on_each_piece_makes_no_new_calls():
+    pieces = [called(call("f", "", "c1", index=0)), *(called(call(None, one, one, index=0)) for one in ('{"a"', ":1}"))]
+    assert read(*pieces, chunk(reason="stop"))[1] == [F]
+
+
+@pytest.mark.parametrize("arguments", [None, "", " "])
+def test_a_call_without_arguments_has_an_empty_object(arguments):
+    _, calls, _, _ = read(called(call("f", arguments, "c1", index=0)), chunk(reason="tool_calls"))
+    assert json.loads(calls[0][2]) == {}
+
+
+@pytest.mark.parametrize("arguments", ['{"a":', '{"a":"b', '{"a":[1,2', '{"a":tru', '{"a":"\\u00'])
+def test_a_call_that_breaks_off_was_cut_whatever_is_said_of_it(arguments):
+    _, calls, reasons, _ = read(called(call("f", arguments, "c1", index=0)), chunk(reason="tool_calls"))
+    assert (calls, reasons) == ([("c1", "f", arguments)], [FinishReason.LENGTH])
+
+
+@pytest.mark.parametrize("arguments", ['{"a":1}', '{"a":1}}', "no JSON", '{"a":"\\ud83d"}', "[" * 20_000])
+def test_other_arguments_are_the_models_own(arguments):
+    _, calls, reasons, _ = read(called(call("f", arguments, "c1", index=0)), chunk(reason="stop"))
+    assert (calls, reasons) == ([("c1", "f", arguments)], [FinishReason.TOOL_CALLS])
+
+
+def test_who_called_nothing_ends_with_stop():
+    assert read(*TEXTS, chunk(reason="tool_calls"))[:3] == ("abc", [], [FinishReason.STOP])
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("eos_token", "stop"),
+        ("stop_sequence", "stop"),
+        ("STOP", "stop"),
+        ("model_length", "length"),
+        ("MAX_TOKENS", "length"),
+        ("SAFETY", "content_filter"),
+    ],
+)
+def test_other_words_for_an_end(said, meant):
+    assert read(*TEXTS, chunk(reason=said))[2] == [FinishReason(meant)]
+
+
+@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource"])
+def test_an_end_that_is_none(said):
+    assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, Unreadable)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize("nothing", ["", None])
+def test_an_empty_reason_is_no_end(nothing, merges):
+    events = [chunk({"content": text}, nothing) for text in "abc"]
+    text, _, reasons, reader = read(*events, chunk(reason="stop"), reader=ChunkReader(1, merges=merges))
+    assert (text, reasons, reader.counts) == ("abc", [FinishReason.STOP], [3])
+
+
+@pytest.mark.parametrize("nothing", [None, False, {}, "", []])
+def test_an_error_of_nothing_is_none(nothing):
+    events = [event | {"error": nothing} for event in [*TEXTS, chunk(reason="stop")]]
+    text, _, reasons, reader = read(*events)
+    assert (text, reasons, reader.fault) == ("abc", [FinishReason.STOP], None)
+
+
+def test_a_byte_order_mark_hides_no_event():
+    data = b"\xef\xbb\xbf" + wire(*TEXTS, chunk(reason="stop"))
+    for cut in range(8):
+        assert read(data[:cut], data[cut:])[0] == "abc"
+
+
+def test_a_message_where_a_delta_should_be_is_read_once():
+    whole = {"choices": [{"index": 0, "message": {"content": "abc"}, "finish_reason": "stop"}]}
+    assert read(whole)[0] == "abc"
+    beside = [event | {"choices": [event["choices"][0] | {"message": {"content": "abc"}}]} for event in TEXTS]
+    assert read(*beside, whole)[0] == "abc"
+
+
+def test_nulls_where_something_should_be():
+    event = {"choices": [{"index": None, "delta": {"content": "abc"}, "finish_reason": "stop"}]}
+    text, _, _, reader = read(event, {"choices": None, "usage": USED})
+    assert (text, reader.usage, reader.fault) == ("abc", Usage(7, 3), None)
+    logprobs = {"content": [{"token": "a", "logprob": None, "top_logprobs": [{"token": "b", "logprob": None}]}]}
+    deltas = ChunkReader(1).feed(wire({"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": logprobs}]}))
+    assert deltas[0].logprobs[0].logprob == deltas[0].logprobs[0].top[0].logprob == -9999.0
+
+
+@pytest.mark.parametrize("reader", [ChunkReader(1), LenientReader(1, 9)])
+def test_an_event_that_is_too_deep_is_a_fault_and_no_crash(reader):
+    reader.feed(b'data: {"error":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n\n")
+    assert isinstance(reader.fault, Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("given", "usage"),
+    [
+        (USED, Usage(7, 3)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, Usage()),
+        ({"prompt_tokens": 7.0, "completion_tokens": 3.0}, Usage(7, 3)),
+        ({"prompt_tokens": 7, "total_tokens": 10}, Usage(7, 3)),
+        (USED | {"prompt_tokens_details": [], "completion_tokens_details": None}, Usage(7, 3)),
+        (USED | {"prompt_tokens_details": {"cached_tokens": 99}}, Usage(7, 3, 7)),
+        ({}, None),
+        ([], None),
+        ("7", None),
+        ({"total_tokens": 10}, None),
+        ({"prompt_tokens": 7, "total_tokens": 3}, None),
+        ({"prompt_tokens": None, "completion_tokens": None}, None),
+        ({"prompt_tokens": "7", "completion_tokens": "3"}, None),
+        ({"prompt_tokens": True, "completion_tokens": True}, None),
+        ({"prompt_tokens": 7, "completion_tokens": 3.5}, None),
+        ({"prompt_tokens": 7, "completion_tokens": -1}, None),
+        ({"prompt_tokens": 7, "completion_tokens": MOST_TOKENS + 1}, None),
+        ({"prompt_tokens": 10**19, "completion_tokens": 10**30}, None),
+    ],
+)
+def test_what_cannot_be_meant_is_no_usage(given, usage):
+    assert usage_of(given) == usage
+    _, _, reasons, reader = read(*TEXTS, chunk(reason="stop", usage=given))
+    assert (reasons, reader.usage, reader.fault) == ([FinishReason.STOP], usage, None)
+
+
+SETTINGS = {"name": "s", "models": {"near": "far"}}
+
+
+def produced(answer):
+    found = answer.produced
+    return found.usage.prompt_tokens, found.usage.completion_tokens, found.is_estimate
+
+
+@pytest.mark.parametrize(
+    ("events", "billed"),
+    [
+        ([chunk(usage=USED | {"completion_tokens": 0}), *TEXTS, chunk(reason="stop")], (7, 3, True)),
+        ([*TEXTS, chunk(reason="stop", usage=USED)], (7, 3, False)),
+        ([*(one | {"usage": USED} for one in TEXTS), chunk(reason="stop")], (7, 3, False)),
+        ([*TEXTS, chunk(reason="stop", usage={})], (5, 3, True)),
+        ([*TEXTS, chunk(reason="stop", usage={"prompt_tokens": 10**19, "completion_tokens": 3})], (5, 3, True)),
+    ],
+)
+async def test_a_count_from_before_the_answer_is_not_its_bill(mock, events, billed):
+    async def script(call):
+        await call.start()
+        for event in [*events, "[DONE]"]:
+            await call.event(event)
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
+        answer = await ask(engine)
+    assert (answer.text, answer.reasons, answer.error) == ("abc", ["stop"], None)
+    assert produced(answer) == billed
+
+
+async def raw(head, body):
+    """A server that answers everything with these bytes."""
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + head)
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"", b"\r\n"])
+async def test_the_last_event_counts_without_an_empty_line_behind_it(end):
+    body = wire(*TEXTS, chunk(reason="stop", usage=USED)).removesuffix(b"\n\n") + end
+    server, url = await raw(b"", body)
+    async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:
+        answer = await ask(engine)
+    assert (answer.text, answer.error) == ("abc", None)
+    assert produced(answer) == (7, 3, False)
+
+
+async def test_a_packed_answer_is_refused_as_such():
+    server, url = await raw(b"content-encoding: gzip\r\n", b"\x1f\x8b")
+    async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:
+        answer = await ask(engine)
+    assert "packed" in answer.error.message
+    assert (answer.error.status, produced(answer)) == (500, (0, 0, False))
