@@ -14,7 +14,7 @@ MOST_TOKENS = 2**31 - 1
 
 
 def usage_of(given: Any, *, has_output: bool = True) -> Usage | None:
-    """None where a count is missing, negative, no number, or too large to be meant. Without output the prompt is all."""
+    """None where a count is missing, negative, no number, or too large. Without output the prompt is all."""
     if not isinstance(given, dict):
         return None
     prompt, output, total = (_count(given.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
