@@ -295,3 +295,27 @@ async def test_a_packed_answer_is_refused_as_such():
         answer = await ask(engine)
     assert "packed" in answer.error.message
     assert (answer.error.status, produced(answer)) == (500, (0, 0, False))
+
+
+HI = {"model": "near", "max_tokens": 2000, "messages": [{"role": "user", "content": "hi"}]}
+DIALECTS = [
+    ("/v1/responses", {"model": "near", "input": "hi", "store": False, "reasoning": {"effort": "low"}}, "low"),
+    ("/v1/responses", {"model": "near", "input": "hi", "store": False, "reasoning": {"effort": "none"}}, "none"),
+    ("/v1/messages", HI | {"thinking": {"type": "disabled"}}, "none"),
+    ("/v1/messages", HI | {"thinking": {"type": "adaptive"}}, "medium"),
+    ("/v1/messages", HI | {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+    ("/v1/messages", HI | {"output_config": {"effort": "low"}}, "low"),
+]
+
+
+@pytest.mark.slow
+async def test_every_dialect_says_how_much_to_think_in_openais_words(gate):
+    for path, body, effort in DIALECTS:
+        async with gate.session.post(gate.url + path, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        assert gate.mock.calls[-1].body["reasoning_effort"] == effort
+        assert "chat_template_kwargs" not in gate.mock.calls[-1].body
+    begun = HI | {"messages": [*HI["messages"], {"role": "assistant", "content": "He"}]}
+    async with gate.session.post(gate.url + "/v1/messages", json=begun) as answer:
+        text = (await answer.json())["error"]["message"]
+    assert "a last message of the assistant" in text

@@ -82,6 +82,10 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
     if request.prompts and not terms.takes_prompts:
         text = f"prompt: {request.model} is served by {terms.engine}, which takes messages only"
         raise InvalidRequest(text, param="prompt")
+    if request.reasoning_effort is not None and set(request.template_kwargs) == {"enable_thinking"}:
+        asked = asked - {"chat_template_kwargs"}  # it says what the effort says
+    if request.continue_final_message:
+        asked = asked - {"add_generation_prompt"}  # belongs to it
     unknown = sorted(asked - terms.takes)
     # several choices can't be left out: who asked for them reads them; nor can what no upstream gives where we look
     refused = unknown if not terms.ignores else [field for field in unknown if field == "n"]
@@ -89,7 +93,8 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
         refused = [*refused, "prompt_logprobs"]  # upstreams don't agree on where an answer has them
     for field in refused:
         name = field.partition(".")[0]
-        raise InvalidRequest(f"{name}: {terms.engine}, which serves this model, doesn't take it", param=name)
+        what = f"{name} (a last message of the assistant)" if name == "continue_final_message" else name
+        raise InvalidRequest(f"{what}: {terms.engine}, which serves this model, doesn't take it", param=name)
     return tuple(unknown)
 
 
