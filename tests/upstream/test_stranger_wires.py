@@ -234,6 +234,12 @@ def test_what_cannot_be_meant_is_no_usage(given, usage):
     assert (reasons, reader.usage, reader.fault) == ([FinishReason.STOP], usage, None)
 
 
+def test_without_an_output_the_total_is_the_prompt():
+    for given in ({"prompt_tokens": 3}, {"total_tokens": 3}, {"prompt_tokens": 3, "total_tokens": 9}):
+        assert usage_of(given, has_output=False) == Usage(3)
+    assert usage_of({"prompt_tokens": 10**19}, has_output=False) is None
+
+
 SETTINGS = {"name": "s", "models": {"near": "far"}}
 
 

@@ -19,8 +19,8 @@ def usage_of(given: Any, *, has_output: bool = True) -> Usage | None:
         return None
     prompt, output, total = (_count(given.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
     if not has_output:
-        output = 0
-    if output is None and None not in (prompt, total) and given.get("completion_tokens") is None:
+        prompt, output = total if prompt is None else prompt, 0
+    if output is None and given.get("completion_tokens") is None and prompt is not None and total is not None:
         output = _count(total - prompt)
     if prompt is None or output is None:
         return None
