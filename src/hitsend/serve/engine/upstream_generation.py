@@ -200,8 +200,9 @@ class OpenAIGeneration:
             self._stop_short(broken(failure, self._engine.name))
             return
         self._num_bytes += len(data)
-        # an answer that ended as it should may lack the empty line behind its last event
-        self._took(self._reader.feed(data or b"\n\n"), is_at_end=not data)
+        # an answer that surely wasn't cut may lack the empty line behind its last event
+        ending = b"\n\n" if answer.is_framed else b""
+        self._took(self._reader.feed(data or ending), is_at_end=not data)
 
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
         if deltas:
