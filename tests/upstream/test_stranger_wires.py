@@ -8,7 +8,7 @@ import pytest
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Usage
 from hitsend.serve.engine.lenient_wire import LenientReader
-from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
+from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid
 from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
 from hitsend.settings_upstreams import UpstreamSettings
 from tests.upstream.asking import ask, engine_of
@@ -159,7 +159,7 @@ def test_other_words_for_an_end(said, meant):
 
 @pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource"])
 def test_an_end_that_is_none(said):
-    assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, Unreadable)
+    assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, UpstreamSaid)
 
 
 @pytest.mark.parametrize("merges", [False, True])

@@ -27,7 +27,8 @@ _SAID = {
     FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
 }
 _FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
-"""In lower case. What isn't here (`error`, `abort`, …) is no end that a client could be told of."""
+"""In lower case. What isn't here is no end that a client could be told of."""
+_BROKE = frozenset({"error", "abort", "insufficient_system_resource"})
 _LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token that can't be; some say null."""
 
@@ -243,6 +244,8 @@ class ChunkReader:
 
     def _reason(self, said: str, calls: Calls) -> FinishReason:
         reason = _FINISH.get(said.lower())
+        if said.lower() in _BROKE:
+            raise UpstreamSaid
         if reason is None:
             raise Unreadable("a finish_reason that nobody knows")
         if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
