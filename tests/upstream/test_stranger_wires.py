@@ -7,6 +7,7 @@ import pytest
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Usage
+from hitsend.serve.api.blocks import Blocks
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid
 from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
@@ -31,17 +32,18 @@ def read(*events, reader=None):
     """Text, calls as (id, name, arguments) and end of a stream, the same cut at every event or not at all."""
     reader = reader or ChunkReader(1)
     deltas = [delta for event in events for delta in reader.feed(event if isinstance(event, bytes) else wire(event))]
-    calls = {}
+    calls, blocks = {}, Blocks()
     for delta in deltas:
+        blocks.feed(delta)  # raises for what comes inside of something else
         for piece in delta.tool_calls:
             if piece.index not in calls:
+                assert piece.index == len(calls)
                 assert piece.id
                 assert piece.name
                 calls[piece.index] = [piece.id, piece.name, ""]
             else:
-                assert (piece.id, piece.name) == (None, None)
+                assert (piece.index, piece.id, piece.name) == (len(calls) - 1, None, None)
             calls[piece.index][2] += piece.arguments
-    assert list(calls) == list(range(len(calls)))
     reasons = [delta.finish_reason for delta in deltas if delta.finish_reason]
     return "".join(delta.text for delta in deltas), list(map(tuple, calls.values())), reasons, reader
 
@@ -98,6 +100,48 @@ TWO = {
 def test_two_calls_stay_two(name, reason):
     text, calls, reasons, _ = read(*TWO[name], chunk(reason=reason))
     assert (text, calls, reasons) == ("", [F, G], [FinishReason.TOOL_CALLS])
+
+
+def test_calls_whose_arguments_come_later_keep_their_order():
+    heads = [called(call("f", "", "c1", index=0)), called(call("g", "", "c2", index=1))]
+    for late in (
+        [],
+        [called(call(None, "{}", index=1))],
+        [called(call(None, "{}", index=1), call(None, "{}", index=0))],
+        [called(call(None, "{", index=1)), called(call(None, "{}", index=0)), called(call(None, "}", index=1))],
+    ):
+        assert read(*heads, *late, chunk(reason="stop"))[1] == [("c1", "f", "{}"), ("c2", "g", "{}")]
+
+
+@pytest.mark.parametrize("words", ["content", "reasoning_content"])
+def test_words_inside_of_a_call_come_after_it(words):
+    events = [
+        called(call("f", '{"a"', "c1", index=0)),
+        chunk({words: "b"}),
+        chunk({words: "c"}),
+        called(call(None, ":1}", index=0)),
+    ]
+    before = [chunk({"content": "a"}), chunk({"content": "a"})]
+    for events_after in ([chunk({"content": "d"})], []):
+        stream = [*before, *events, *events_after, chunk(reason="stop")]
+        text, calls, reasons, reader = read(*stream)
+        rest = "".join(event["choices"][0]["delta"].get("content", "") for event in stream)
+        assert (text, calls, reasons, reader.fault) == (rest, [F], [FinishReason.TOOL_CALLS], None)
+    assert read(*before, *events[:3], chunk(reason="stop"))[2:3] == ([FinishReason.LENGTH],)
+
+
+@pytest.mark.parametrize(
+    ("events", "fault"),
+    [
+        ([called(call("f", "{}", "c1", index=0)), *TEXTS, called(call(None, "}", index=0))], "after its end"),
+        ([called(call(None, "{}", "c1", index=0))], "without a name"),
+    ],
+)
+def test_what_belongs_to_no_call_is_a_fault(events, fault):
+    _, _, reasons, reader = read(*events, chunk(reason="stop"))
+    assert (reasons, fault in str(reader.fault), reader.is_finished) == ([], True, False)
+    blank = [called(call("f", "{}", "c1", index=0)), *TEXTS, called(call(None, "\n", index=0)), called({"index": 3})]
+    assert read(*blank, chunk(reason="stop"))[3].fault is None
 
 
 def test_the_same_function_twice_under_one_number_is_two_calls():

@@ -145,7 +145,7 @@ class ChunkReader:
         events = self._rest + data
         if b"\r" in events:
             events = events.replace(b"\r\n", b"\n")
-        if self._merges and self._alike.index in self._open:
+        if self._merges and self._is_plain:
             events = self._run(events, deltas)
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
@@ -165,6 +165,11 @@ class ChunkReader:
                 self._feed(b"", deltas)  # the others, now that it is known how they look
                 return
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a text of the choice that has always the same looks can be passed on as it is."""
+        return self._alike.index in self._open and not self._calls[self._alike.index].has_begun
+
     def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
         """The usual read of a stream: a row of texts. Returns what comes after it."""
         text, number, rest = self._alike.run(events)
@@ -176,7 +181,7 @@ class ChunkReader:
 
     def _event(self, document: bytes, deltas: list[Delta]) -> None:
         text = self._alike.text(document)
-        if text is not None and self._alike.index in self._open:
+        if text is not None and self._is_plain:
             self.counts[self._alike.index] += 1
             self.num_pieces += 1
             deltas.append(Delta(self._alike.index, text))
@@ -217,30 +222,29 @@ class ChunkReader:
             delta.content or delta.refusal or choice.text or "",
             delta.reasoning_content or delta.reasoning or "",
         )
-        taken = () if not delta.tool_calls else tuple(map(self._calls[index].take, delta.tool_calls))
-        calls = tuple(call for call in taken if call is not None)
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         ids = choice.token_ids or ()
-        if text or reasoning or taken or logprobs or ids:
+        if text or reasoning or delta.tool_calls or logprobs or ids:
             self.counts[index] += max(1, len(logprobs), len(ids))
         elif not choice.finish_reason:
             return
+        calls = self._calls[index]
+        text, reasoning = calls.words(text, reasoning)
+        taken = [one for piece in delta.tool_calls or () for one in calls.take(piece)]
         reason = None
         if choice.finish_reason:
-            reason = self._reason(choice.finish_reason, self._calls[index])
-            calls += self._calls[index].end()
+            reason = self._reason(choice.finish_reason, calls)
+            taken += calls.end()
+        if calls.fault is not None:
+            raise Unreadable(calls.fault)
+        if reason is not None:
             self._open.discard(index)
-        deltas.append(
-            Delta(
-                index,
-                text,
-                logprobs=logprobs,
-                finish_reason=reason,
-                reasoning=reasoning,
-                tool_calls=calls,
-                token_ids=ids,
-            )
-        )
+        more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, tool_calls=tuple(taken), token_ids=ids)
+        text, reasoning = calls.let_go(is_end=reason is not None)
+        late = Delta(index, text, reasoning=reasoning)
+        found = [one for one in (more, late) if one != Delta(index)] or ([] if reason is None else [more])
+        if found:
+            deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason)]
 
     def _reason(self, said: str, calls: Calls) -> FinishReason:
         reason = _FINISH.get(said.lower())
