@@ -339,6 +339,31 @@ async def test_the_last_event_counts_without_an_empty_line_behind_it(end):
     assert produced(answer) == (7, 3, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (
+            "This model's maximum context length is 65536 tokens. However, you requested 120846",
+            "context_length_exceeded",
+        ),
+        ("This endpoint's maximum context length is 131072 tokens.", "context_length_exceeded"),
+        ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", "context_length_exceeded"),
+        ("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096.", "context_length_exceeded"),
+        ("SECRET is not allowed here", "invalid_request"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_known_by_its_words(mock, words, code):
+    async def script(call):
+        error = {"message": words, "type": "invalid_request_error", "param": None, "code": "invalid_request_error"}
+        await call.answer("400 Bad Request", {"error": error})
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
+        error = (await ask(engine)).error
+    assert (error.code, error.param) == (code, "messages" if code == "context_length_exceeded" else None)
+    assert words not in error.message
+
+
 async def test_a_packed_answer_is_refused_as_such():
     server, url = await raw(b"content-encoding: gzip\r\n", b"\x1f\x8b")
     async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:

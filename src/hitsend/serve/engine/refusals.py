@@ -33,6 +33,8 @@ _LONGEST_WAIT_S = 3600.0
 _DAY_S = 86_400.0
 _TOO_LONG = frozenset({ContextLengthExceeded.code, "exceed_context_size_error"})
 """Codes and types that say that prompt and answer don't fit."""
+_TOO_LONG_WORDS = (b"maximum context length", b"model's context length", b"`max_new_tokens` must be <=")
+"""Of those who say so in words alone, with a 400: DeepSeek, OpenRouter and others after OpenAI; SGLang; TGI."""
 _WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 
@@ -157,7 +159,7 @@ def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeErro
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     is_too_long = not _TOO_LONG.isdisjoint(named)
-    is_too_long = is_too_long or _names_length(body, profile)
+    is_too_long = is_too_long or _names_length(body, profile) or any(words in body for words in _TOO_LONG_WORDS)
     kind = ContextLengthExceeded if is_too_long else InvalidRequest
     return kind(text, param=param)
 
