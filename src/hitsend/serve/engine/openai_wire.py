@@ -85,6 +85,7 @@ class ChoiceIn(_In, frozen=True, gc=False):
     logprobs: LogprobsIn | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    usage: Any = None
 
 
 class ChunkIn(_In, frozen=True, gc=False):
@@ -191,7 +192,7 @@ class ChunkReader:
         self._take(chunk, deltas)
         self.num_pieces += len(deltas) - before
         choices = chunk.choices or ()
-        if len(choices) == 1 and chunk.usage is None and (plain := _plain(choices[0])):
+        if len(choices) == 1 and chunk.usage is choices[0].usage is None and (plain := _plain(choices[0])):
             self._alike.learn(document, plain, choices[0].index or 0)
 
     def _read(self, document: bytes) -> ChunkIn:
@@ -212,7 +213,10 @@ class ChunkReader:
                 deltas.append(Delta(index, prompt_ids=ids))
             if index in self._open:
                 self._choice(index, choice, deltas)
-        if chunk.usage is not None and (usage := usage_of(chunk.usage)) is not None:
+        said = chunk.usage
+        if said is None and chunk.choices:
+            said = chunk.choices[-1].usage  # Kimi's place for it
+        if said is not None and (usage := usage_of(said)) is not None:
             self.usage, self._num_used = usage, sum(self.counts)
 
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:

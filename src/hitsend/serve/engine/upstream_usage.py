@@ -13,6 +13,10 @@ MOST_TOKENS = 2**31 - 1
 """Of one request. More is a mistake, and the ledger's columns end somewhere too."""
 
 
+_CACHED_APART = ("prompt_cache_hit_tokens", "cached_tokens")
+"""Where DeepSeek and Kimi say what of the prompt was cached."""
+
+
 def usage_of(given: Any, *, has_output: bool = True) -> Usage | None:
     """None where a count is missing, negative, no number, or too large. Without output the prompt is all."""
     if not isinstance(given, dict):
@@ -25,7 +29,10 @@ def usage_of(given: Any, *, has_output: bool = True) -> Usage | None:
     if prompt is None or output is None:
         return None
     cached = _part(given.get("prompt_tokens_details"), "cached_tokens")
+    cached = cached or next((found for name in _CACHED_APART if (found := _count(given.get(name)))), 0)
     reasoning = _part(given.get("completion_tokens_details"), "reasoning_tokens")
+    if reasoning and total == prompt + output + reasoning:  # xAI counts thoughts beside the output, and bills them
+        output += reasoning
     return Usage(prompt, output, min(cached, prompt), min(reasoning, output))
 
 
