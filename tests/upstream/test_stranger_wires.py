@@ -66,6 +66,14 @@ def test_a_message_where_a_delta_should_be_is_read_once():
     assert read(*beside, whole)[0] == "abc"
 
 
+def test_parts_in_place_of_a_text_are_thoughts_and_text():
+    thoughts = [{"type": "thinking", "thinking": [{"type": "text", "text": one}]} for one in ("h", "m")]
+    parts = [{"content": [one]} for one in thoughts] + [{"content": [{"type": "text", "text": "a"}]}, {"content": "bc"}]
+    deltas = ChunkReader(1).feed(wire(*map(chunk, parts), chunk(reason="stop")))
+    assert ["".join(getattr(delta, name) for delta in deltas) for name in ("reasoning", "text")] == ["hm", "abc"]
+    assert isinstance(read(chunk({"content": [{"type": "image"}]}))[3].fault, Unreadable)
+
+
 def test_nulls_where_something_should_be():
     event = {"choices": [{"index": None, "delta": {"content": "abc"}, "finish_reason": "stop"}]}
     text, _, _, reader = read(event, {"choices": None, "usage": USED})

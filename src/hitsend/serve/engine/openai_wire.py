@@ -48,10 +48,18 @@ class _In(msgspec.Struct, frozen=True, gc=False):
     """Base of what comes in: unknown fields are nobody's business here."""
 
 
+class PartIn(_In, frozen=True, gc=False):
+    """Mistral's models that think send these in place of a text."""
+
+    type: str
+    text: str | None = None
+    thinking: str | tuple["PartIn", ...] | None = None
+
+
 class DeltaIn(_In, frozen=True, gc=False):
     """What is new in it."""
 
-    content: str | None = None
+    content: str | tuple[PartIn, ...] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -222,10 +230,7 @@ class ChunkReader:
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
         delta = choice.delta or whole or _NOTHING
-        text, reasoning = (
-            delta.content or delta.refusal or choice.text or "",
-            delta.reasoning_content or delta.reasoning or "",
-        )
+        text, reasoning = _words(delta, choice)
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         ids = choice.token_ids or ()
         if text or reasoning or delta.tool_calls or logprobs or ids:
@@ -272,7 +277,24 @@ def _plain(choice: ChoiceIn) -> str | None:
     if delta is None or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
         return None
     others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
-    return delta.content if not any(others) else None
+    return delta.content if isinstance(delta.content, str) and not any(others) else None
+
+
+def _words(delta: DeltaIn, choice: ChoiceIn) -> tuple[str, str]:
+    """Text and thoughts."""
+    content, thoughts = delta.content, delta.reasoning_content or delta.reasoning or ""
+    if isinstance(content, tuple):
+        thoughts += "".join(_joined(part.thinking) for part in content if part.type == "thinking")
+        content = _joined(tuple(part for part in content if part.type != "thinking"))
+    return content or delta.refusal or choice.text or "", thoughts
+
+
+def _joined(parts: str | tuple[PartIn, ...] | None) -> str:
+    if not isinstance(parts, tuple):
+        return parts or ""
+    if any(part.type != "text" for part in parts):
+        raise Unreadable("a part of a type that nobody knows")
+    return "".join(part.text or "" for part in parts)
 
 
 def _document(event: bytes) -> bytes:
