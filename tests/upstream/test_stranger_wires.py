@@ -210,6 +210,27 @@ async def test_a_prompt_that_is_too_long_is_known_by_its_words(mock, words, code
     assert words not in error.message
 
 
+async def test_who_knows_no_stream_options_is_told_apart_and_asked_without(mock):
+    loc = {"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
+
+    async def script(call):
+        if "stream_options" in call.body:
+            await call.answer("422 Unprocessable Entity", {"object": "error", "message": {"detail": [loc]}})
+            return
+        await call.start()
+        for event in [*TEXTS, chunk(reason="stop", usage=USED), "[DONE]"]:
+            await call.event(event)
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
+        error = (await ask(engine)).error
+        assert engine.replicas.is_ready
+    assert (error.code, 'lacks = ["stream_options"]' in error.message) == ("engine_unavailable", True)
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url, lacks=("stream_options",))) as engine:
+        answer = await ask(engine)
+    assert (answer.text, produced(answer)) == ("abc", (7, 3, False))
+
+
 async def test_a_packed_answer_is_refused_as_such():
     server, url = await raw(b"content-encoding: gzip\r\n", b"\x1f\x8b")
     async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:

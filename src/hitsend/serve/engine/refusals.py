@@ -35,6 +35,11 @@ _TOO_LONG = frozenset({ContextLengthExceeded.code, "exceed_context_size_error"})
 """Codes and types that say that prompt and answer don't fit."""
 _TOO_LONG_WORDS = (b"maximum context length", b"model's context length", b"`max_new_tokens` must be <=")
 """Of those who say so in words alone, with a 400: DeepSeek, OpenRouter and others after OpenAI; SGLang; TGI."""
+_MISFITS = {
+    b"stream_options": 'doesn\'t take stream_options: set lacks = ["stream_options"]',
+    b"'max_completion_tokens' instead": 'wants another name: set max_tokens_field = "max_completion_tokens"',
+}
+"""What a 400 or 422 says of fields that no client has sent, and what to do about it."""
 _WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 
@@ -125,8 +130,7 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
     if status == 429:
         text = f"The upstream {name} limits its requests (HTTP 429)."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
-    if profile.priority_words is not None and profile.priority_words.encode() in body:
-        why = "has no priority scheduling: start it with --scheduling-policy priority, or set sends_priority = false"
+    if (why := _misfit(status, body, profile)) is not None:
         _log.error("the upstream %s %s", name, why)
         return Refusal(EngineUnavailable(f"The upstream {name} {why}."), outcome="ok")
     if status in (400, 404, 413, 422) or _names_length(body, profile):
@@ -138,6 +142,14 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
         _log.error("the upstream %s refuses this server's key (HTTP %d)", name, status)
     why = "redirected, which is not followed" if 300 <= status < 400 else "refused this server"
     return Refusal(EngineUnavailable(f"The upstream {name} {why} (HTTP {status})."))
+
+
+def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
+    """What the settings have to say, so that it understands what is always sent."""
+    if profile.priority_words is not None and profile.priority_words.encode() in body:
+        return "has no priority scheduling: start it with --scheduling-policy priority, or set sends_priority = false"
+    found = (why for words, why in _MISFITS.items() if words in body)
+    return next(found, None) if status in (400, 422) else None
 
 
 def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
