@@ -11,6 +11,7 @@ from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSa
 from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
 from hitsend.settings_upstreams import UpstreamSettings
 from tests.upstream.asking import ask, engine_of
+from tests.upstream.conftest import gateway
 from tests.upstream.strangers import TEXTS, USED, chunk, read, wire
 
 
@@ -248,6 +249,18 @@ DIALECTS = [
     ("/v1/messages", HI | {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
     ("/v1/messages", HI | {"output_config": {"effort": "low"}}, "low"),
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "role"), [("generic", "system"), ("openai", "developer"), ("hitsend", "developer")])
+async def test_developers_are_told_to_those_who_know_the_role(tmp_path, mock, server, role):
+    turns = [{"role": "developer", "content": "d"}, *HI["messages"]]
+    bodies = [("chat/completions", HI | {"messages": turns}), ("responses", {"model": "near", "input": turns})]
+    async with gateway(tmp_path, mock, server=server) as gate:
+        for path, body in bodies:
+            async with gate.session.post(f"{gate.url}/v1/{path}", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+            assert [turn["role"] for turn in mock.calls[-1].body["messages"]] == [role, "user"]
 
 
 @pytest.mark.slow

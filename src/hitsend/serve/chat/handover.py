@@ -15,7 +15,7 @@ import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.events import Fitted, LimitCheck
-from hitsend.core.request import Request, SamplingAsked, SamplingParams
+from hitsend.core.request import Message, Request, SamplingAsked, SamplingParams
 
 BYTES_PER_TOKEN = 4
 """The guess for what is billed where nobody counted: English text has a little more, code and other scripts less."""
@@ -33,7 +33,7 @@ _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 class Handover(msgspec.Struct, frozen=True):
     """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
     model counts its prompts; `counter`: who else does. `takes_prompts`: also such without messages.
-    `neurons_limit_micro`: what its account may use in a day.
+    `neurons_limit_micro`: what its account may use in a day. `knows_developer`: the role.
     """
 
     engine: str
@@ -45,6 +45,7 @@ class Handover(msgspec.Struct, frozen=True):
     counter: Counter | None = None
     neurons_limit_micro: int | None = None
     takes_prompts: bool = False
+    knows_developer: bool = True
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -98,10 +99,17 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
     return tuple(unknown)
 
 
-def with_warnings(request: Request, terms: Handover, dropped: tuple[str, ...]) -> Request:
-    """The request, saying what was left out of it."""
+def handed_over(request: Request, terms: Handover, dropped: tuple[str, ...]) -> Request:
+    """The request as it is sent and counted, saying what was left out of it."""
+    if not terms.knows_developer and any(message.role == "developer" for message in request.messages):
+        messages = (_as_system(message) if message.role == "developer" else message for message in request.messages)
+        request = msgspec.structs.replace(request, messages=tuple(messages))
     warnings = tuple(f"{field}: left out, {terms.engine} doesn't take it" for field in dropped)
     return msgspec.structs.replace(request, warnings=(*request.warnings, *warnings)) if warnings else request
+
+
+def _as_system(message: Message) -> Message:
+    return msgspec.structs.replace(message, role="system")
 
 
 def fit(

@@ -83,6 +83,8 @@ def changes(terms: Terms) -> list[str]:
     if terms.max_tokens_field != "max_tokens":
         found.append(f"max_tokens → {terms.max_tokens_field}")
     found += [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in sorted(terms.adds.items())]
+    if not profile.knows_developer:
+        found.append("role developer → system")
     if profile.calls_by_schema:
         found.append("a call that has to be made: asked for as JSON in response_format, and read as a call")
     if profile.salt_field is not None:
