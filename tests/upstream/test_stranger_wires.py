@@ -264,6 +264,17 @@ async def test_developers_are_told_to_those_who_know_the_role(tmp_path, mock, se
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("lacks", "fields"), [((), {"reasoning_content": "R"}), (("reasoning_content",), {})])
+async def test_earlier_thoughts_stay_here_where_they_are_refused(tmp_path, mock, lacks, fields):
+    said = {"role": "assistant", "content": "a", "reasoning_content": "R"}
+    async with gateway(tmp_path, mock, lacks=lacks) as gate:
+        status, answer, _ = await gate.answer(messages=[*HI["messages"], said, *HI["messages"]])
+    assert status == 200
+    assert mock.calls[-1].body["messages"][1] == {"role": "assistant", "content": "a"} | fields
+    assert any("reasoning_content" in one for one in answer["hitsend"]["warnings"]) is not bool(fields)
+
+
+@pytest.mark.slow
 async def test_every_dialect_says_how_much_to_think_in_openais_words(gate):
     for path, body, effort in DIALECTS:
         async with gate.session.post(gate.url + path, json=body) as answer:

@@ -24,8 +24,8 @@ from hitsend.serve.engine.upstream_generation import merged
 from hitsend.settings_upstreams import UpstreamSettings
 
 
-def body(messages=(Message("user", "hé"),), **fields):
-    request = Request("r", "near", messages, **fields)
+def body(**fields):
+    request = Request("r", "near", fields.pop("messages", (Message("user", "hé"),)), **fields)
     terms = terms_of(UpstreamSettings(name="there", models={"near": "far"}))
     return json.loads(encode_body(request, 9, terms)), set(asked(request)) - OPENAI_FIELDS
 

@@ -19,6 +19,7 @@ from hitsend.core.request import Message, Request, SamplingAsked, SamplingParams
 
 BYTES_PER_TOKEN = 4
 """The guess for what is billed where nobody counted: English text has a little more, code and other scripts less."""
+_THOUGHTS = "reasoning_content"
 TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
 
@@ -34,6 +35,7 @@ class Handover(msgspec.Struct, frozen=True):
     """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
     model counts its prompts; `counter`: who else does. `takes_prompts`: also such without messages.
     `neurons_limit_micro`: what its account may use in a day. `knows_developer`: the role.
+    `takes_thoughts`: in messages of the assistant.
     """
 
     engine: str
@@ -46,6 +48,7 @@ class Handover(msgspec.Struct, frozen=True):
     neurons_limit_micro: int | None = None
     takes_prompts: bool = False
     knows_developer: bool = True
+    takes_thoughts: bool = True
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -104,8 +107,16 @@ def handed_over(request: Request, terms: Handover, dropped: tuple[str, ...]) -> 
     if not terms.knows_developer and any(message.role == "developer" for message in request.messages):
         messages = (_as_system(message) if message.role == "developer" else message for message in request.messages)
         request = msgspec.structs.replace(request, messages=tuple(messages))
+    if not terms.takes_thoughts and any(_THOUGHTS in message.fields for message in request.messages):
+        request = msgspec.structs.replace(request, messages=tuple(map(_without_thoughts, request.messages)))
+        dropped = (*dropped, _THOUGHTS)
     warnings = tuple(f"{field}: left out, {terms.engine} doesn't take it" for field in dropped)
     return msgspec.structs.replace(request, warnings=(*request.warnings, *warnings)) if warnings else request
+
+
+def _without_thoughts(message: Message) -> Message:
+    fields = {name: value for name, value in message.fields.items() if name != _THOUGHTS}
+    return msgspec.structs.replace(message, fields=fields)
 
 
 def _as_system(message: Message) -> Message:
