@@ -285,3 +285,6 @@ async def test_every_dialect_says_how_much_to_think_in_openais_words(gate):
     async with gate.session.post(gate.url + "/v1/messages", json=begun) as answer:
         text = (await answer.json())["error"]["message"]
     assert "a last message of the assistant" in text
+    budget = HI | {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    async with gate.session.post(gate.url + "/v1/messages", json=budget) as answer:
+        assert "thinking.budget_tokens" in (await answer.json())["error"]["message"]

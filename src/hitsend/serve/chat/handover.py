@@ -20,6 +20,11 @@ from hitsend.core.request import Message, Request, SamplingAsked, SamplingParams
 BYTES_PER_TOKEN = 4
 """The guess for what is billed where nobody counted: English text has a little more, code and other scripts less."""
 _THOUGHTS = "reasoning_content"
+_ALIASES = {
+    "continue_final_message": "a last message of the assistant",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""What messages call it."""
 TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
 
@@ -97,7 +102,7 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
         refused = [*refused, "prompt_logprobs"]  # upstreams don't agree on where an answer has them
     for field in refused:
         name = field.partition(".")[0]
-        what = f"{name} (a last message of the assistant)" if name == "continue_final_message" else name
+        what = f"{name} ({_ALIASES[name]})" if name in _ALIASES else name
         raise InvalidRequest(f"{what}: {terms.engine}, which serves this model, doesn't take it", param=name)
     return tuple(unknown)
 
