@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hitsend.core.lifecycle import FinishReason
-from tests.upstream.strangers import TEXTS, call, called, chunk, read
+from hitsend.serve.engine.openai_wire import ChunkReader
+from tests.upstream.strangers import TEXTS, call, called, chunk, read, wire
 
 F, G = ("c1", "f", '{"a":1}'), ("c2", "g", '{"b":2}')
 TWO = {
@@ -92,6 +93,13 @@ def test_what_belongs_to_no_call_is_a_fault(events, fault):
     assert (reasons, fault in str(reader.fault), reader.is_finished) == ([], True, False)
     blank = [called(call("f", "{}", "c1", index=0)), *TEXTS, called(call(None, "\n", index=0)), called({"index": 3})]
     assert read(*blank, chunk(reason="stop"))[3].fault is None
+
+
+def test_endless_calls_and_endless_words_inside_of_one_end():
+    for piece in (called(call(None, "x" * 100_000, index=0)), chunk({"content": "x" * 100_000})):
+        reader = ChunkReader(1)
+        reader.feed(wire(called(call("f", '{"a":"', "c1", index=0)), *[piece] * 50))
+        assert "4194304" in str(reader.fault)
 
 
 def test_the_same_function_twice_under_one_number_is_two_calls():

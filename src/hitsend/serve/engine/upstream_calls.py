@@ -15,6 +15,9 @@ import msgspec
 
 from hitsend.core.request import ToolCallDelta
 
+MOST_CHARS = 4 * 1024 * 1024
+"""Of one choice's calls, and of words that wait for their end."""
+
 
 class FunctionIn(msgspec.Struct, frozen=True, gc=False):
     """Its name, and JSON text. Some send an object in place of its text."""
@@ -40,7 +43,7 @@ class _Call:
         self.name: str | None = None
         self.num_given = 0
         self._pieces: list[str] = []
-        self._is_whole = False
+        self._is_whole: bool | None = False
 
     @property
     def arguments(self) -> str:
@@ -49,14 +52,14 @@ class _Call:
     @property
     def is_whole(self) -> bool:
         """Whether nothing can be missing. An object may be empty, so a call without arguments isn't."""
-        if not self._is_whole and self._pieces and self._pieces[-1].rstrip().endswith("}"):
-            self._is_whole = _is_json(self.arguments)
+        if self._is_whole is None:  # asked for by every word beside it, so looked at once
+            self._is_whole = self._pieces[-1].rstrip().endswith("}") and _is_json(self.arguments)
         return self._is_whole
 
     def add(self, text: str) -> None:
         if text:
             self._pieces.append(text)
-            self._is_whole = False
+            self._is_whole = None
 
     def give(self, number: int) -> ToolCallDelta | None:
         """What of it wasn't given out yet."""
@@ -77,7 +80,8 @@ class Calls:
         self._by_index: dict[int | None, _Call] = {}
         self._at = 0
         self._num_numbers = 0
-        self._held = ["", ""]
+        self._num_chars = 0
+        self._held: tuple[list[str], list[str]] = ([], [])
 
     @property
     def has_begun(self) -> bool:
@@ -104,6 +108,7 @@ class Calls:
             self.fault = "a call that went on after its end" if text.strip() else self.fault
             return []
         call.add(text)
+        self._count(len(text))
         if call.name is None:
             call.id, call.name = call.id or piece.id or None, function.name or None
         return self._ready()
@@ -113,7 +118,9 @@ class Calls:
         if not self._all or not (text or reasoning):
             return text, reasoning
         if self._is_open:
-            self._held = [self._held[0] + text, self._held[1] + reasoning]
+            self._count(len(text) + len(reasoning))
+            self._held[0].append(text)
+            self._held[1].append(reasoning)
             return "", ""
         self._at = len(self._all)
         return text, reasoning
@@ -123,8 +130,8 @@ class Calls:
         if not any(self._held) or (self._is_open and not is_end):
             return "", ""
         self._at = len(self._all)
-        text, reasoning = self._held
-        self._held = ["", ""]
+        text, reasoning = map("".join, self._held)
+        self._held = ([], [])
         return text, reasoning
 
     def end(self) -> list[ToolCallDelta]:
@@ -145,6 +152,11 @@ class Calls:
         """Whether more has to come of a call; all but the last are closed, or wait behind the one that is open."""
         num_left = len(self._all) - self._at
         return num_left > 1 or (num_left == 1 and not self._all[-1].is_whole)
+
+    def _count(self, num_chars: int) -> None:
+        self._num_chars += num_chars
+        if self._num_chars > MOST_CHARS:
+            self.fault = f"calls of more than {MOST_CHARS} characters"
 
     def _ready(self) -> list[ToolCallDelta]:
         """Of the open call, and of those behind it once it is whole."""
