@@ -142,6 +142,7 @@ def produced(answer):
     ("events", "billed"),
     [
         ([chunk(usage=USED | {"completion_tokens": 0}), *TEXTS, chunk(reason="stop")], (7, 3, True)),
+        ([chunk(usage={"prompt_tokens": 2, "completion_tokens": 0}), *TEXTS, chunk(reason="stop")], (2, 3, True)),
         ([*TEXTS, chunk(reason="stop", usage=USED)], (7, 3, False)),
         ([*(one | {"usage": USED} for one in TEXTS), chunk(reason="stop")], (7, 3, False)),
         ([*TEXTS, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": USED}]}], (7, 3, False)),

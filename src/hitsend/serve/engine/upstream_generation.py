@@ -90,7 +90,7 @@ class OpenAIGeneration:
             prompt = self._job.num_prompt_estimated if self._has_reached else 0
             seen = given or Usage()
             usage = Usage(
-                max(seen.prompt_tokens, prompt),
+                seen.prompt_tokens or prompt,
                 max(seen.completion_tokens, sum(counts)),
                 seen.cached_tokens,
                 seen.reasoning_tokens,
