@@ -6,6 +6,7 @@ is `Unreadable`, never skipped; a choice that called tools ends with `tool_calls
 Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shapes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -110,7 +111,7 @@ _decode = msgspec.json.Decoder(ChunkIn).decode
 
 
 class ChunkReader:
-    """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
+    """Reads one stream. `is_done`: it said [DONE].
 
     `fault` is why nothing more can be read: what stood before it was given out. `num_pieces` came; where nobody reads
     along, it `merges` them: every piece only costs. With `skips_null` an event of null says nothing.
@@ -123,11 +124,10 @@ class ChunkReader:
         self._open = set(range(n))
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
-        self._num_used = 0
         self._alike = Alike()
         self.counts = [0] * n
         self.num_pieces = 0
-        self.usage: Usage | None = None
+        self._saids: tuple[tuple[Any, int], ...] = ()
         self.is_done = False
         self.fault: Unreadable | UpstreamSaid | None = None
 
@@ -137,9 +137,21 @@ class ChunkReader:
         return not self._open
 
     @property
+    def usage(self) -> Usage | None:
+        """The upstream's last word on it."""
+        return self._used[0]
+
+    @property
     def is_used_up(self) -> bool:
         """Whether `usage` was said after the last token that came: one from before it isn't the bill."""
-        return self.usage is not None and self._num_used == sum(self.counts)
+        usage, num_counted = self._used
+        return usage is not None and num_counted == sum(self.counts)
+
+    @property
+    def _used(self) -> tuple[Usage | None, int]:
+        """The last one that can be meant, of two: some say it in every event, so it is read where it is asked for."""
+        read = ((usage_of(said), num_counted) for said, num_counted in self._saids)
+        return next((one for one in read if one[0] is not None), (None, 0))
 
     def feed(self, data: bytes) -> list[Delta]:
         """Take bytes, return what they bring. Look at `fault` afterwards."""
@@ -224,8 +236,8 @@ class ChunkReader:
         said = chunk.usage
         if said is None and chunk.choices:
             said = chunk.choices[-1].usage  # Kimi's place for it
-        if said is not None and (usage := usage_of(said)) is not None:
-            self.usage, self._num_used = usage, sum(self.counts)
+        if said is not None:
+            self._saids = ((said, sum(self.counts)), *self._saids[:1])
 
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
@@ -238,17 +250,31 @@ class ChunkReader:
         elif not choice.finish_reason:
             return
         calls = self._calls[index]
-        text, reasoning = calls.words(text, reasoning)
-        taken = [one for piece in delta.tool_calls or () for one in calls.take(piece)]
+        if not (delta.tool_calls or calls.has_begun):
+            reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
+            if reason is not None:
+                self._open.discard(index)
+            deltas.append(
+                Delta(index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, token_ids=ids)
+            )
+            return
+        more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
+        self._called(more, choice.finish_reason, delta.tool_calls or (), deltas)
+
+    def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
+        """A piece of a choice that has calls: what of it can be told now, one thing after the other."""
+        index, calls = more.index, self._calls[more.index]
+        text, reasoning = calls.words(more.text, more.reasoning)
+        taken = [one for piece in pieces for one in calls.take(piece)]
         reason = None
-        if choice.finish_reason:
-            reason = self._reason(choice.finish_reason, calls)
+        if said:
+            reason = self._reason(said, calls)
             taken += calls.end()
         if calls.fault is not None:
             raise Unreadable(calls.fault)
         if reason is not None:
             self._open.discard(index)
-        more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, tool_calls=tuple(taken), token_ids=ids)
+        more = msgspec.structs.replace(more, text=text, reasoning=reasoning, tool_calls=tuple(taken))
         text, reasoning = calls.let_go(is_end=reason is not None)
         late = Delta(index, text, reasoning=reasoning)
         found = [one for one in (more, late) if one != Delta(index)] or ([] if reason is None else [more])
