@@ -130,6 +130,13 @@ async def test_nobody_there_is_said_in_one_line():
             await client.get("/v1/models")
 
 
+@pytest.mark.parametrize("url", ["nowhere", "127.0.0.1:8000", "ftp://127.0.0.1:9"])
+async def test_what_is_no_address_is_said_to_be_none(url):
+    async with Client(url) as client:
+        with pytest.raises(CallFailed, match="is no address"):
+            await client.get("/v1/models")
+
+
 async def test_event_data_survive_any_cut():
     whole = "data: é1\n\n: ping\n\ndata: 2\n\n".encode()
 

@@ -205,6 +205,8 @@ def _handover(one: UpstreamBase, engine: OpenAIEngine, counter: Counter | None) 
         counter=counter,
         neurons_limit_micro=engine.neurons_limit_micro,
         takes_prompts=engine.terms.profile.completions_path is not None,
+        knows_developer=engine.terms.profile.knows_developer,
+        takes_thoughts="reasoning_content" not in one.lacks,
     )
 
 
