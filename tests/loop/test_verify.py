@@ -42,6 +42,9 @@ class Fixed:
     def chances(self, sequences):
         return [1.0] * len(sequences)
 
+    def longest(self, sequences):
+        return 15
+
     def propose(self, sequences, length):
         return [tuple(self._draft(sequence, length)) for sequence in sequences]
 

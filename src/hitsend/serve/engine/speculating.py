@@ -22,8 +22,9 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import BOLD_CHANCE, FIRST_CHANCE, Head, Likelier, OwnHead
+from hitsend.serve.loop.own_head import BOLD_CHANCE, Head, Likelier, OwnHead
 from hitsend.serve.loop.speculate import KnownCosts, StepCosts, draft_lengths
+from hitsend.serve.loop.trust import FIRST_CHANCE
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 
