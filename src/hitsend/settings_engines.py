@@ -90,7 +90,7 @@ class EngineSettings(Section, frozen=True):
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
     snapshots: Count | None = None
-    """Of hybrid models: states kept beside each sequence's, at most 7, to take guesses back; unset: as many as are cheap."""
+    """States that hybrid models keep beside each sequence's, at most 7, to take guesses back; unset: what is cheap."""
     tpot_target_s: Seconds = 0.1
     """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
     ttft_target_s: Seconds = 2.0
