@@ -49,9 +49,9 @@ class FakeDecoder:
     likeliest. `fails(batch)` returns what is to be raised instead of computing; nothing of the batch is kept then.
     Every decoded batch is in `batches`, every move in `moves`, every copy in `copies`. Token i stands for the character
     with that code point. `clock` is moved on by `step_s` in each `decode`. Not `can_go_back`: like a model with
-    recurrent layers, which takes back `takes_back` tokens of a draft. Logits that a batch borrows are no numbers any more
-    when the next one comes. With an adapter the default logits are others; a
-    slot that has tokens of one adapter refuses those of another.
+    recurrent layers, which takes back `takes_back` tokens of a draft. Logits that a batch borrows are no numbers any
+    more when the next one comes. With an adapter the default logits are others; a slot that has tokens of one adapter
+    refuses those of another.
     """
 
     def __init__(
