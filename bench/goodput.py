@@ -109,9 +109,10 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
                     # no prompt is ever sent twice to one server, which may keep old ones
                     seed = 1000 * number + int(100 * rate)
-                    runs[rate][name].append(measure(target, arrivals(rate, asked.seconds, number), seed, asked))
-                    print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                    found = measure(target, arrivals(rate, asked.seconds, number), seed, asked)
+                    runs[rate][name].append(found)
+                    told = ", ".join(f"{key} {value:.2f}" for key, value in found.items())
+                    print(f"{rate:g}/s {name}: {told}", file=sys.stderr, flush=True)
     medians = {
         rate: {
             name: {key: median(one_run[key] for one_run in all_runs) for key in all_runs[0]}
