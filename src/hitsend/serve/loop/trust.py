@@ -1,8 +1,8 @@
 """How far somebody who guesses is believed, by sequence: a head of the model's, or a second model.
 
 How often they are right is only known where they were checked, and each check costs. So the first guess for a sequence
-is one token. Right, and drafts get as long as it pays; wrong, and nothing is asked for a while, each time for twice as
-long. Where nobody's guesses help anybody (`is_shared`), ever fewer new sequences are tried at all.
+is one token. Right, and drafts are as long as it pays by what was right lately, until nobody has made use of them for a
+while; wrong, and nothing is asked for a while, each time for twice as long. Where nobody's guesses help anybody (`is_shared`), ever fewer new sequences are tried at all.
 
 Enters: what became of drafts. Leaves: chances, and how long a draft may be. Always true: unless it is shared, what is
 believed of a sequence follows from itself alone. Next: `own_head.py`, `draft_model.py`.
@@ -57,10 +57,10 @@ class _Trust:
         fade = _MEMORY ** (num_right + num_wrong)
         self.hits = fade * self.hits + num_right
         self.trials = fade * self.trials + num_right + num_wrong
-        self.is_tested, self.idle = num_right > 0, 0
+        self.idle = 0
         if num_right:
-            self.pause = FIRST_REST
-        else:
+            self.is_tested, self.pause = True, FIRST_REST
+        elif not self.is_tested:  # else what is believed by now says whether to go on
             self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_REST)
 
 
