@@ -7,7 +7,7 @@ temperature 1, where there is nothing to look up. Same seeds on both sides.
 
 Models: the bundled one; a tiny hybrid; a tiny hybrid with a head that was never trained. Where guessing can't help: a
 story by own text, by a draft model with random weights, by that head. Tiny models take some 0.5 ms a pass, so that
-deciding and noting weigh as much as they ever do; they get longer answers and more waves.
+deciding and noting weigh as much as they ever do; they get ten times as many waves.
 
 Prints, per workload and concurrency, the medians of whole output tokens/s (prompts included) and of tokens/s while
 decoding, the medians of the ratios of neighbouring waves, the passes through the model per wave, and how many answers
@@ -90,7 +90,7 @@ class Case(NamedTuple):
     ways: dict[str, tuple[str, ...]]
     workloads: tuple[Callable[[random.Random, str, int], dict[str, Any]], ...]
     times: int = 1
-    """So many times as many waves and tokens."""
+    """So many times as many waves: short ones, of which many make a median that a neighbour's moment doesn't move."""
 
 
 def tiny(folder: pathlib.Path, head: str = "none") -> str:
@@ -117,8 +117,8 @@ AUTO = ("engine.speculation=auto",)
 
 CASES = {
     "llama": Case(lambda _: bundled_gguf(), {"auto": AUTO, "bad draft": DRAFT}, (edit, story)),
-    "hybrid": Case(tiny, {"own text": OWN_TEXT, "bad draft": DRAFT}, (story,), 3),
-    "head": Case(lambda folder: tiny(folder, "random"), {"auto": AUTO, "bad head": HEAD}, (story,), 3),
+    "hybrid": Case(tiny, {"own text": OWN_TEXT, "bad draft": DRAFT}, (story,), 10),
+    "head": Case(lambda folder: tiny(folder, "random"), {"auto": AUTO, "bad head": HEAD}, (story,), 10),
 }
 
 
@@ -198,7 +198,7 @@ def _case(case: Case, folder: pathlib.Path, asked: argparse.Namespace) -> Runs:
             for make in case.workloads:
                 for level in levels:
                     rng = random.Random(f"{number} {make.__name__} {level}")
-                    bodies = [make(rng, "bench", case.times * asked.output_tokens) for _ in range(level)]
+                    bodies = [make(rng, "bench", asked.output_tokens) for _ in range(level)]
                     for way in list(targets) if number % 2 else list(reversed(targets)):
                         row = asyncio.run(wave(targets[way], bodies))
                         if number >= 0:
