@@ -80,6 +80,8 @@ class Likelier:
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """The best ones."""
         tables = [way.chances(sequences) for way in self._ways]
+        if not any(map(any, tables)):
+            return tables[0]  # as in most steps: nobody has a guess to be compared
         best = [max(range(len(tables)), key=lambda way: table[way]) for table in zip(*tables, strict=True)]
         self._chosen = {each.arrival: self._ways[way] for each, way in zip(sequences, best, strict=True)}
         self._counts = {way: best.count(way) for way in range(len(tables))}
