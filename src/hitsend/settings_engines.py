@@ -94,7 +94,7 @@ class EngineSettings(Section, frozen=True):
     tpot_target_s: Seconds = 0.1
     """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
     ttft_target_s: Seconds = 2.0
-    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
+    """A prompt that can be on time and has waited for half of this goes first; of over 3072 tokens, none."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     prefix_cache_bytes: Count = 512 * 1024 * 1024

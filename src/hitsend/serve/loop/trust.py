@@ -2,7 +2,8 @@
 
 How often they are right is only known where they were checked, and each check costs. So the first guess for a sequence
 is one token. Right, and drafts are as long as it pays by what was right lately, until nobody has made use of them for a
-while; wrong, and nothing is asked for a while, each time for twice as long. Where nobody's guesses help anybody (`is_shared`), ever fewer new sequences are tried at all.
+while; wrong, and nothing is asked for a while, each time for twice as long. Where they help nobody (`is_shared`), ever
+fewer new sequences are tried at all.
 
 Enters: what became of drafts. Leaves: chances, and how long a draft may be. Always true: unless it is shared, what is
 believed of a sequence follows from itself alone. Next: `own_head.py`, `draft_model.py`.
