@@ -65,7 +65,8 @@ async def wave(target: tuple[str, str], seed: int, asked: argparse.Namespace) ->
     connector, timeout = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         decodes, long = [Stream() for _ in range(asked.decodes)], Stream()
-        payloads = [body(model, prompt(rng, DECODED), OUTPUT_TOKENS) for _ in decodes]
+        # at temperature 0 a small model soon says the same again and again, which a server may guess
+        payloads = [body(model, prompt(rng, DECODED), OUTPUT_TOKENS) | {"temperature": 1} for _ in decodes]
         tasks = [asyncio.ensure_future(each.run(session, url, p)) for each, p in zip(decodes, payloads, strict=True)]
         await _until(tasks, *(each.begun.wait() for each in decodes))
         start = time.perf_counter()

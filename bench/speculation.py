@@ -21,11 +21,12 @@ import os
 import pathlib
 import random
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -174,20 +175,19 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     """Model after model; each one's servers run all the time and take turns after every wave."""
     threads = os.cpu_count() or 1
     names = asked.only.split(",") if asked.only else list(CASES)
-    found: dict[str, Runs] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    found: Runs = {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory() as folder:  # then what there is until then is shown
         for name in names:
-            found |= {
-                f"{name} {which}": runs for which, runs in _case(CASES[name], pathlib.Path(folder), asked).items()
-            }
+            _case(name, pathlib.Path(folder), asked, found)
     print(file=sys.stderr)
     return {"machine": machine(threads), "rounds": asked.rounds, "output_tokens": asked.output_tokens, "runs": found}
 
 
-def _case(case: Case, folder: pathlib.Path, asked: argparse.Namespace) -> Runs:
+def _case(name: str, folder: pathlib.Path, asked: argparse.Namespace, found: Runs) -> None:
+    case = CASES[name]
     gguf, threads = case.gguf(folder), os.cpu_count() or 1
     levels = [int(level) for level in asked.concurrency.split(",")]
-    found: Runs = {}
     with ExitStack() as stack:
         own = compiled() if asked.native else ()
         targets = {}
@@ -199,12 +199,12 @@ def _case(case: Case, folder: pathlib.Path, asked: argparse.Namespace) -> Runs:
                 for level in levels:
                     rng = random.Random(f"{number} {make.__name__} {level}")
                     bodies = [make(rng, "bench", asked.output_tokens) for _ in range(level)]
+                    rows = {}
                     for way in list(targets) if number % 2 else list(reversed(targets)):
-                        row = asyncio.run(wave(targets[way], bodies))
-                        if number >= 0:
-                            found.setdefault(f"{make.__name__} c={level}", {}).setdefault(way, []).append(row)
+                        rows[way] = asyncio.run(wave(targets[way], bodies))
                         print(".", end="", file=sys.stderr, flush=True)
-    return found
+                    for way, row in rows.items() if number >= 0 else ():
+                        found.setdefault(f"{name} {make.__name__} c={level}", {}).setdefault(way, []).append(row)
 
 
 def show(result: dict[str, Any]) -> None:

@@ -193,7 +193,7 @@ class StepPlan:
         self.num_decodes = 0
         self.scores_left = SCORED_TOKENS
         self.shares: list[Share] = []
-        self.is_for_others = False
+        self.is_for_others = self.has_prompts = False
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
 

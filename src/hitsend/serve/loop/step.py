@@ -137,7 +137,7 @@ class Loop:
             return reports
         for move in close_gaps(self._roster, plan):
             self._decoder.move(move.source, move.target)
-        if self._speculator is not None:
+        if self._speculator is not None and not plan.has_prompts:
             plan.shares = self._speculator.with_drafts(plan.shares, self._kv, plan.tokens_left)
         reports.append(self._compute(plan))
         if self._limits.check_every_step:

@@ -7,9 +7,9 @@ is forgotten. (For drafts that are no random choice this is what rejection sampl
 what it would have said without drafts, token for token, as far as the model's arithmetic gives the same numbers.
 
 Enters: a step's shares, and the logits of those with drafts. Leaves: shares with drafts, rows of the report. Always
-true: drafts are added after everybody else has had what they need, only to steps that compute nothing but decodes; they
-take no cell from anybody, since their cells are free before the step and free again after it; whoever ends within its
-draft says nothing after its end. Next: `step.py`.
+true: drafts are added after everybody else has had what they need, only to steps in which no prompt is computed or
+waits for its turn (else steps would be long and its turns few); they take no cell from anybody, since their cells are
+free before the step and free again after it; whoever ends within its draft says nothing after its end. Next: `step.py`.
 """
 
 from collections.abc import Callable
