@@ -109,9 +109,10 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         targets = [("hitsend", ours), ("llama-server", peer)]
         for number in range(asked.rounds):
             for name, target in targets if number % 2 == 0 else reversed(targets):
-                rows.setdefault(name, []).append(asyncio.run(wave(target, number, asked)))
-                print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                found = asyncio.run(wave(target, number, asked))
+                rows.setdefault(name, []).append(found)
+                told = ", ".join(f"{key} {value:.2f}" for key, value in found.items())
+                print(f"{name}: {told}", file=sys.stderr, flush=True)
     medians = {name: {key: median(row[key] for row in waves) for key in waves[0]} for name, waves in rows.items()}
     return {"machine": machine(threads), "medians": medians, "runs": rows}
 
