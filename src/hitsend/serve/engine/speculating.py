@@ -139,8 +139,8 @@ def speculator_for(
 
 
 def can_pay(head: Head, chance: float, costs: StepCosts, back: GoingBack) -> bool:
-    """Whether a sequence that is alone would ever be guessed for, if so many first guesses are right."""
-    return any(draft_lengths([chance], [back.longest], costs, head.seconds, is_again=back.is_again))
+    """Whether a sequence that is alone would ever be guessed for, if so many first guesses (of one token) are right."""
+    return any(draft_lengths([chance], [1], costs, head.seconds, is_again=back.is_again))
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:
