@@ -18,7 +18,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.serve.children import find_model, models_dir
 from hitsend.serve.engine.measure import WIDTHS
 from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
-from hitsend.serve.engine.tuned import Measured, Tuned, explained, remembered, tune
+from hitsend.serve.engine.tuned import BOUND_S, Measured, Tuned, explained, remembered, tune
 from hitsend.settings import Settings
 
 _LEAST_WIDTH = 112
@@ -53,6 +53,9 @@ def tune_model(
     quick: Annotated[
         bool, typer.Option("--quick", help="Layouts only, fewer turns and texts; no loss of what gains nothing.")
     ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=1.0, help="Most that measuring takes, once weights are converted: as far as it can.")
+    ] = BOUND_S / 60,
     config: options.Config = None,
     data: options.Data = None,
     sets: options.Set = None,
@@ -62,7 +65,8 @@ def tune_model(
     settings = options.settings_from(config, sets, data=data, engine__model=model).settings
     if settings.engine.model == NO_MODEL:
         raise ConfigError("engine.model is none: there is nothing to measure")
-    result = tune(find_model(settings), models_dir(settings), settings.engine, is_quick=quick, say=_say)
+    found, folder = find_model(settings), models_dir(settings)
+    result = tune(found, folder, settings.engine, is_quick=quick, say=_say, bound_s=60 * minutes)
     bound, slots = settings.engine.layout_max_loss, settings.engine.num_slots
     if as_json:
         print(msgspec.json.encode(as_document(result, bound, slots)).decode())
