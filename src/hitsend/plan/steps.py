@@ -6,7 +6,7 @@ steps all of whose parts are known count; constants are fitted to relative error
 together take what they took. Next: `timing.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -22,6 +22,8 @@ KIND, VERSION = "hitsend.timing", 1
 SAME_S = 0.05
 """Steps of one number that began further apart are two engines' steps."""
 MAX_FITTED = 3000
+PIECE = 64
+"""The engine cuts prompts at multiples of so many tokens."""
 FEWEST = 30
 NOTICED = 5
 """Tokens until a repeat is noticed and drafted for: three equal ones, and guesses that were right."""
@@ -104,11 +106,13 @@ class _Step:
         if found != self.totals or self.seconds <= 0:
             return None
         prompts = [one for one in parts if one.prefill]
+        decodes = [one for one in parts if not one.prefill]
         work = Work(
-            decodes=len(parts) - len(prompts),
-            drafted=sum(one.drafted for one in parts),
-            held=sum(one.held for one in parts if not one.prefill),
-            pieces=len(prompts),
+            decodes=len(decodes),
+            drafted=sum(one.drafted for one in decodes),
+            held=sum(attended(one.held, 1 + one.drafted) for one in decodes),
+            passes=len({one.drafted for one in decodes}),
+            pieces=calls_of((one.held, one.prefill) for one in prompts),
             prefill=found[0],
             attended=sum(attended(one.held, one.prefill) for one in prompts),
             copied=sum(one.copied for one in parts),
@@ -119,6 +123,20 @@ class _Step:
 def attended(held: int, tokens: int) -> int:
     """Cells that so many tokens behind `held` others read: each all before it, and its own."""
     return tokens * held + tokens * (tokens + 1) // 2
+
+
+def calls_of(prompts: Iterable[tuple[int, int]]) -> int:
+    """Calls of the model for prompts' parts of one step, each (tokens before it, its tokens): as the engine cuts them
+    (`serve/engine/calls.py`), up to a multiple of `PIECE`, whole multiples, the rest; equal ones go together."""
+    return len({cut for before, tokens in prompts for cut in enumerate(_cuts(before, tokens))})
+
+
+def _cuts(before: int, tokens: int) -> Iterator[int]:
+    while tokens:
+        over, whole = before % PIECE, tokens - tokens % PIECE or tokens
+        size = PIECE - over if over and tokens >= PIECE else whole
+        yield size
+        before, tokens = before + size, tokens - size
 
 
 def steps_of(records: Iterable[Mapping[str, Any]]) -> list[Observed]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.plan.fleet import Place
-from hitsend.plan.steps import Answers
+from hitsend.plan.steps import Answers, calls_of
 from hitsend.plan.timing import StepTiming, Work
 from hitsend.serve.loop.decoder import Batch
 
@@ -89,13 +89,16 @@ class TimedDecoder:
         wanted = np.bincount(batch.slots[batch.wants_logits], minlength=self.num_slots)
         decodes = (rows > 0) & (rows == wanted)
         is_prompt = ~decodes[batch.slots]
+        prompts = np.flatnonzero((rows > 0) & ~decodes)
+        cells = batch.positions.astype(np.int64) + 1
         return Work(
             decodes=int(decodes.sum()),
             drafted=int(rows[decodes].sum() - decodes.sum()),
-            held=int(self._held[decodes].sum()),
-            pieces=int(((rows > 0) & ~decodes).sum()),
+            held=int(cells[~is_prompt].sum()),
+            passes=len(set(rows[decodes].tolist())),
+            pieces=calls_of((int(self._held[slot]), int(rows[slot])) for slot in prompts),
             prefill=int(is_prompt.sum()),
-            attended=int((batch.positions[is_prompt].astype(np.int64) + 1).sum()),
+            attended=int(cells[is_prompt].sum()),
         )
 
     def _next(self, slot: int, position: int) -> int:
