@@ -3,8 +3,8 @@
 Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--only chats] [--sleep]
        [--json FILE]
 A real server with the bundled model. By turns: a calibration (`hitsend load` at several concurrencies, step times from
-the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share) goes into
-`hitsend plan simulate` with the calibrations before and after it, and with how its own answers repeat themselves. Three
+the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share, the tokens
+that were asked and answered) goes into `hitsend plan simulate` with the calibrations before and after it. Three
 workloads: a closed loop of 8 with fixed lengths, an open loop at 70 % of what the simulator says that the server can
 do, and chats that share a system prompt.
 
@@ -283,8 +283,8 @@ def run_one(
 def run(rounds: int, requests: int, seed: int, threads: int, kinds: Sequence[int]) -> list[dict[str, Any]]:
     """Everything, calibrations and workloads by turns."""
     results = []
-    settings = (f"engine.num_threads={threads}", "record.text=true")
-    with serving(*(word for one in settings for word in ("--set", one))) as served, tempfile.TemporaryDirectory() as name:
+    words = ("--set", f"engine.num_threads={threads}", "--set", "record.text=true")
+    with serving(*words) as served, tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         load(served, ("--concurrency", "2", "--input", "64", "--output", "16", "--requests", "4"), folder, seed)
         calibrations = [calibrate(served, requests, folder, seed + 1)]

@@ -299,9 +299,11 @@ def test_tokens_in_a_trace_are_as_many_as_it_says(tmp_path):
     one = {"at_s": 0.0, "input_tokens": 2, "output_tokens": 1}
     file.write_text(lines(one, one | {"prompt_token_ids": [5, 6], "output_token_ids": [7]}))
     assert [(found.prompt_ids, found.output_ids) for found in read_trace(file)] == [((), ()), ((5, 6), (7,))]
-    wrong = ({"prompt_token_ids": [5, 6]}, "output_token_ids has 0"), ({"prompt_token_ids": [5]}, "has 1 tokens")
-    negative = ({"prompt_token_ids": [5, -6], "output_token_ids": [7]}, "has -6"),
-    for more, said in (*wrong, *negative):
+    for more, said in (
+        ({"prompt_token_ids": [5, 6]}, "output_token_ids has 0"),
+        ({"prompt_token_ids": [5], "output_token_ids": [7]}, "has 1 tokens"),
+        ({"prompt_token_ids": [5, -6], "output_token_ids": [7]}, "has -6"),
+    ):
         file.write_text(lines(one, one | more))
         with pytest.raises(ConfigError, match=f"line 2: .*{said}"):
             read_trace(file)

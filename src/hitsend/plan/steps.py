@@ -2,8 +2,8 @@
 
 Enters: records as `/inspect/requests/ID` shows them. Leaves: each step with what it computed and how long it took, and
 out of many steps a `Calibration`: step times, how answers repeat themselves, what the edge adds. Always true: only
-steps all of whose parts are known count; constants are fitted to relative errors and then scaled so that all steps
-together take what they took. Next: `timing.py`.
+steps all of whose parts are known count; what a step computes is told as the engine cuts it into calls; constants are
+fitted to relative errors and then scaled so that all steps together take what they took. Next: `timing.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

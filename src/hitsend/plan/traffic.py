@@ -20,8 +20,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """One request: seconds, and tokens. `shared`: the part of the prompt that all requests begin with.
 
     Turns of one `conversation` follow each other: a later one comes when the one before is answered, whatever its
-    `at_s`, and begins with `repeated` tokens of that one's prompt and answer. `prompt_ids`, `output_ids`: what was said,
-    where that is known, so that what can be guessed ahead of an answer is what could be.
+    `at_s`, and begins with `repeated` tokens of that one's prompt and answer. `prompt_ids`, `output_ids`: what was
+    said, where that is known, so that what can be guessed ahead of an answer is what could be.
     """
 
     at_s: float
