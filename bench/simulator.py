@@ -195,7 +195,7 @@ def simulated_at_its_speed(
         edge=calibration.edge,
         usual=calibration.timing,
     )
-    return _metrics(trace_document(served)), timing
+    return _metrics(trace_document([served])), timing
 
 
 def simulated(calibration: Calibration, trace: pathlib.Path, concurrency: int | None) -> dict[str, float]:

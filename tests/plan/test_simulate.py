@@ -2,6 +2,7 @@
 
 import json
 import random
+import statistics
 
 import msgspec
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hitsend.cli.plan import app
+from hitsend.cli.plan_simulate import trace_document
 from hitsend.core.errors import ConfigError
-from hitsend.plan.fleet import Place
+from hitsend.plan.fleet import Place, Served
 from hitsend.plan.simulate import simulate
 from hitsend.plan.steps import (
     Answers,
@@ -27,7 +29,7 @@ from hitsend.plan.steps import (
     steps_of,
 )
 from hitsend.plan.timed_decoder import answer
-from hitsend.plan.timing import MeasuredTiming, Work, parts_of
+from hitsend.plan.timing import MeasuredTiming, Uneven, Work, parts_of
 from hitsend.plan.traffic import Arrival, read_trace
 from hitsend.serve.engine.calls import cut_by_length
 
@@ -309,18 +311,51 @@ def test_tokens_in_a_trace_are_as_many_as_it_says(tmp_path):
             read_trace(file)
 
 
+def test_steps_are_as_uneven_as_they_were_seen():
+    rng = random.Random(4)
+    steps = records(40)
+    for record in steps:
+        for event in record["events"]:
+            if event["type"] == "step":
+                # a step has one length, whoever tells it
+                rng.seed(event["step"])
+                event["ended_ms"] += (event["ended_ms"] - event["started_ms"]) * rng.gauss(0.0, 0.08)
+    found = calibrated(steps)
+    assert found.spread == pytest.approx(0.08, rel=0.2)
+    assert calibrated(records(40)).spread < 0.01
+    twice = [[one.step_s(Work(decodes=4)) for _ in range(400)] for one in (Uneven(TIMING, 0.1, 1) for _ in (0, 1))]
+    assert twice[0] == twice[1]
+    assert statistics.mean(twice[0]) == pytest.approx(TIMING.step_s(Work(decodes=4)), rel=0.02)
+    assert statistics.stdev(twice[0]) == pytest.approx(0.1 * TIMING.step_s(Work(decodes=4)), rel=0.15)
+
+
+def test_several_draws_are_told_by_their_medians_and_ends():
+    draws = [[Served(0.0, ttft, 0.1, 10, 2.0 + ttft)] for ttft in (0.3, 0.9, 0.4)]
+    found = trace_document(draws)
+    assert found["ttft_ms"]["p50"] == 400.0
+    assert found["output_tokens_per_s"] == pytest.approx(10 / 2.4)
+    assert found["between_draws"]["ttft_p50_ms"] == [300.0, 900.0]
+    assert "between_draws" not in trace_document(draws[:1])
+    refused = trace_document([[Served(0.0, None, None, 0, 1.0)]] * 3)
+    assert (refused["ttft_ms"], refused["refused"]) == (None, 1)
+
+
 def test_the_command_takes_a_calibration_and_a_closed_loop(tmp_path):
     trace, timing = tmp_path / "trace.jsonl", tmp_path / "timing.json"
     trace.write_text(lines(*[{"input_tokens": 30, "output_tokens": 5}] * 6))
     room = Room(slots=4, cells_per_slot=256, cells=1024, drafts=True)
-    timing.write_bytes(msgspec.json.encode(Calibration(timing=TIMING, room=room)))
+    timing.write_bytes(msgspec.json.encode(Calibration(timing=TIMING, room=room, spread=0.05)))
     words = ["simulate", "--trace", str(trace), "--timing", str(timing), "--concurrency", "2"]
     ran = CliRunner().invoke(app, [*words, "--json"])
     found = json.loads(ran.stdout)
     assert found["requests"] == 6
     assert found["refused"] == 0
     assert found["ttft_ms"]["p99"] >= found["ttft_ms"]["p50"] > 0
-    assert "prefix cache" not in CliRunner().invoke(app, words).stdout
+    low, high = found["between_draws"]["ttft_p50_ms"]
+    assert low <= found["ttft_ms"]["p50"] <= high
+    told = CliRunner().invoke(app, words).stdout
+    assert "prefix cache" not in told
+    assert "steps that vary by 5.0%" in told
     for more, said in ((["--cells", "20"], "35 tokens"), (["--timing", "1,nan,1"], "0 to")):
         ran = CliRunner().invoke(app, [*words, *more])
         assert said in str(ran.exception)

@@ -50,7 +50,7 @@ def simulate(
     `concurrency`: a closed loop, in which so many clients take one conversation (or lone request) after the other,
     whatever their `at_s`. `usual`: what steps took before, if that was something else.
     """
-    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()))
+    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()), usual or timing)
     run.warm_up(usual or timing)
     run.all(concurrency)
     return run.served()
@@ -63,12 +63,13 @@ class _Run:
         timing: StepTiming,
         place: Place,
         around: tuple[Answers, Edge],
+        usual: StepTiming,
     ) -> None:
         self._clock = CountedClock()
         self._timing = timing
         self._zero_s = 0.0
         self._decoder = TimedDecoder(self._clock, timing, place)
-        self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(timing, place))
+        self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(usual, place))
         self._arrivals, self._place, self._between_s = arrivals, place, getattr(timing, "between_ms", 0.0) / 1e3
         self._answers, self._edge = around
         self._sent_s = [0.0] * len(arrivals)

@@ -25,6 +25,8 @@ MAX_FITTED = 3000
 PIECE = 64
 """The engine cuts prompts at multiples of so many tokens."""
 FEWEST = 30
+WITHIN = (0.16, 0.84)
+"""Between these shares of a normal distribution lie two standard deviations; steps that stood still don't count."""
 NOTICED = 5
 """Tokens until a repeat is noticed and drafted for: three equal ones, and guesses that were right."""
 
@@ -58,7 +60,8 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator needs of one engine. `error`: median relative error of its `steps`."""
+    """What the simulator needs of one engine. `error`: median relative error of its `steps`; `spread`: what of a step's
+    time differs from step to step, as a standard deviation, relative."""
 
     kind: str = KIND
     version: int = VERSION
@@ -68,6 +71,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     room: Room | None = None
     steps: int = 0
     error: float = 0.0
+    spread: float = 0.0
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,13 +193,15 @@ def calibrated(records: Sequence[Mapping[str, Any]], *, after_ms: float = 0.0) -
             f"step times need {FEWEST} steps whose requests are all known, these records have {len(steps)}"
         )
     timing = fit_steps(steps)
-    errors = [abs(seconds_of(timing, one.work) / one.seconds - 1) for one in steps]
+    ratios = sorted(one.seconds / seconds_of(timing, one.work) for one in steps)
+    low, high = (ratios[int(len(ratios) * share)] for share in WITHIN)
     return Calibration(
         timing=timing,
         answers=answers_of(records),
         edge=edge_of(records, after_ms=after_ms),
         steps=len(steps),
-        error=median(errors),
+        error=median(abs(1 / ratio - 1) for ratio in ratios),
+        spread=(high - low) / 2,
     )
 
 

@@ -5,6 +5,7 @@ less time; the same constants as `plan speed`, so that a full steady batch takes
 """
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -92,6 +93,25 @@ class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
     def stretched(self, factor: float) -> "MeasuredTiming":
         """Every part so much longer."""
         return MeasuredTiming(**{name: getattr(self, name) * factor for name in self.__struct_fields__})
+
+
+class Uneven:
+    """The same steps, each a little longer or shorter: relatively, by a normal distribution of standard deviation
+    `spread`, at most three times that. The same seed gives the same times."""
+
+    def __init__(self, timing: MeasuredTiming, spread: float, seed: int) -> None:
+        self._timing, self._spread, self.between_ms = timing, spread, timing.between_ms
+        # times to simulate with, nothing secret
+        self._rng = random.Random(seed)  # noqa: S311
+
+    def step_s(self, work: Work) -> float:
+        """Another time whenever it is asked."""
+        off = max(-3.0, min(3.0, self._rng.gauss(0.0, 1.0)))
+        return self._timing.step_s(work) * max(0.0, 1.0 + self._spread * off)
+
+    def copy_s(self, tokens: int) -> float:
+        """As it is."""
+        return self._timing.copy_s(tokens)
 
 
 def parts_of(work: Work) -> dict[str, float]:
