@@ -18,7 +18,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.fit import fit_terms
 from hitsend.plan.timing import MeasuredTiming, Work, parts_of
 
-KIND, VERSION = "hitsend.timing", 1
+KIND, VERSION = "hitsend.timing", 2
 SAME_S = 0.05
 """Steps of one number that began further apart are two engines' steps."""
 MAX_FITTED = 3000
