@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Message
-from hitsend.serve.chat.checkpoint import CheckpointFiles, open_checkpoint
+from hitsend.serve.chat.checkpoint import CheckpointFiles, can_count, open_checkpoint
 from hitsend.serve.chat.prompt import Prepare, Prompt, Refused, TokenizeText
 from hitsend.serve.text_worker import TextWorker
 from tests.chat.conftest import ADDED, CONTROL, assistant, open_order, system, tool, user
@@ -196,6 +196,8 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path, name, text, says):
         open_checkpoint(CheckpointFiles(SETTING, str(tmp_path), reads_specials=False))
     assert str(caught.value).startswith(f"{SETTING}: ")
     assert str(tmp_path) in str(caught.value)
+    is_there = name == "tokenizer.json" and text is not None  # what it holds is seen when it is opened
+    assert can_count(str(tmp_path)) is is_there
 
 
 def test_without_the_package_the_error_says_what_to_install(folder, monkeypatch):

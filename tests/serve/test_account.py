@@ -2,24 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from hitsend.core import events as ev
-from hitsend.core.errors import ClientGone
+from hitsend.core.errors import ClientGone, StorageFailed
 from hitsend.core.lifecycle import State
 from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
-from hitsend.core.request import Principal
+from hitsend.core.request import Message, Principal, Request
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.account import Account
 from hitsend.serve.engine.protocol import Produced
+from hitsend.serve.pipeline import started
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.pricing import Price
 from hitsend.serve.usage.rows import Hold, HoldRequest
 from hitsend.testing import FakeClock
+from tests.serve.test_estimate import FACTS
 
 REQUEST = HoldRequest(
     request_id="req_1",
@@ -47,6 +50,17 @@ class KeptLedger:
         row: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         row.set_result({"hold_id": hold.hold_id})
         return row
+
+
+class SlowDisk(KeptLedger):
+    """Its holds are on the disk when it is told so; or the disk is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def secure(self) -> None:
+        await self.disk
 
 
 class CutOff:
@@ -137,3 +151,40 @@ async def test_a_request_cancelled_again_while_the_engine_lets_go_is_billed_what
     assert [(settled.reason, settled.usage.prompt_tokens) for settled in ledger.settled] == [("client_gone", 31)]
     assert flight.ledger is not None
     assert isinstance(flight.events()[-1], ev.Settled)
+
+
+async def test_a_stream_waits_for_its_hold_to_be_safe_while_the_engine_works() -> None:
+    ledger, flight = SlowDisk(), Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+    async with Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA, is_streamed=True) as account:  # type: ignore[arg-type]
+        engine = SimpleNamespace(gives="tokens", name="e", is_local=True, facts=FACTS)
+        job = SimpleNamespace(num_prompt_tokens=31, num_prompt_estimated=0)
+        attempt = SimpleNamespace(request=Request("req_1", "m", (Message("user", "x"),)), job=job, engine=engine)
+        waiting = asyncio.ensure_future(started(attempt, flight, account))  # type: ignore[arg-type]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        ledger.disk.set_result(None)
+        assert (await waiting).prompt_tokens == 31
+
+
+async def test_what_is_not_streamed_waits_for_no_disk() -> None:
+    flight = Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+    async with Account(SlowDisk(), REQUEST, flight, FakeClock(), quota=QUOTA) as account:  # type: ignore[arg-type]
+        await account.secured()
+
+
+async def test_a_disk_that_fails_ends_the_stream_before_its_first_byte() -> None:
+    ledger, flight = SlowDisk(), Flight("req_1", FakeClock())
+    flight.state = State.PREPARED
+    ledger.disk.set_exception(StorageFailed("the disk did not take the hold"))
+    account = Account(ledger, REQUEST, flight, FakeClock(), quota=QUOTA, is_streamed=True)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        async with account:
+            await account.secured()
+
+    with pytest.raises(StorageFailed):
+        await work()
+    assert [settled.reason for settled in ledger.settled] == ["storage_failed"]

@@ -26,6 +26,7 @@ from hitsend.settings_source import load
 from hitsend.settings_upstreams import VllmSettings
 from tests.served import descendants, those_left, until
 from tests.upstream.conftest import PRICES, Gateway
+from tests.vocabularies import write_checkpoint
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -146,6 +147,21 @@ def test_the_flag_takes_a_folder_too(tmp_path):
         assert serve_command(one)[2] == model
         tree = settings.Settings(server=settings.ServerSettings(data_dir=str(tmp_path)), engines=(one,))
         assert build_upstreams(tree, SystemClock(), lambda *_: None).engines
+
+
+def test_prompts_of_a_folder_that_is_served_are_counted_by_it(tmp_path):
+    folder = write_checkpoint(tmp_path, template="{{ messages[0].content }}")
+    there = {"name": "v", "base_url": "http://127.0.0.1:8001/v1", "models": {"a": "a"}, "serve_model": str(folder)}
+    for fields, num_texts in (
+        ({}, 1),
+        ({"serve_model": "Qwen/Qwen3"}, 0),
+        ({"counts_prompts": "upstream"}, 0),
+        ({"serve_arguments": ("--chat-template", "x.jinja")}, 0),
+        ({"serve_arguments": ("--tokenizer=other",)}, 0),
+    ):
+        one = VllmSettings(**there | fields)
+        tree = settings.Settings(server=settings.ServerSettings(data_dir=str(tmp_path)), engines=(one,))
+        assert len(build_upstreams(tree, SystemClock(), lambda *_: None).texts) == num_texts, fields
 
 
 def test_the_flag_takes_what_vllm_gets_besides(tmp_path):

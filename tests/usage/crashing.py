@@ -9,8 +9,10 @@ from hitsend.serve.usage.ledger import Settlement
 from tests.usage.storage import storage, wanted
 
 
-async def _live(ledger, request_id: str, *, is_settled: bool, may_lag: bool) -> None:
-    hold = await ledger.reserve(wanted(request_id, may_lag=may_lag))
+async def _live(ledger, request_id: str, *, is_settled: bool, is_streamed: bool) -> None:
+    hold = await ledger.reserve(wanted(request_id))
+    if is_streamed:
+        await ledger.secure()
     print("held", request_id, flush=True)
     if is_settled:
         row = await ledger.settle(hold, Settlement(Usage(10, 5), "stop"))
@@ -21,10 +23,9 @@ async def _main(url: str) -> None:
     async with storage(url, SystemClock()) as opened:
         number = 0
         while True:
-            all_lag = number % 16 == 0  # a group of nothing else isn't waited for
             batch = range(number, number + 8)
             await asyncio.gather(
-                *(_live(opened.ledger, f"r{i}", is_settled=i % 4 != 0, may_lag=all_lag or i % 3 == 0) for i in batch)
+                *(_live(opened.ledger, f"r{i}", is_settled=i % 4 != 0, is_streamed=i % 3 == 0) for i in batch)
             )
             number += 8
 

@@ -34,7 +34,8 @@ _NOTHING = Produced(prompt_tokens=0, output_tokens=())
 
 
 class Account:
-    """One request's hold and bill. `input_param`: the field to blame when the input alone is more than a limit."""
+    """One request's hold and bill. `input_param`: the field to blame when the input alone is more than a limit.
+    `is_streamed`: some of the answer leaves before its row is there, once `secured` has returned."""
 
     def __init__(
         self,
@@ -45,8 +46,11 @@ class Account:
         *,
         quota: Quota,
         input_param: str = "messages",
+        is_streamed: bool = False,
     ) -> None:
         self._ledger = ledger
+        self._is_streamed = is_streamed
+        self._securing: asyncio.Future[None] | None = None
         self._quota = quota
         self._input_param = input_param
         self._is_counted = False
@@ -67,7 +71,17 @@ class Account:
             await to_its_end(self._give_back(Used(requests=0)))
             raise
         self._record_hold(self._hold)
+        if self._is_streamed:
+            self._securing = asyncio.ensure_future(self._ledger.secure())
+            self._securing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self
+
+    async def secured(self) -> None:
+        """Return when the hold survives a power cut, if what is streamed leaves before its row is there.
+
+        The disk is waited for while the engine works. Raises StorageFailed."""
+        if self._securing is not None:
+            await asyncio.shield(self._securing)
 
     def _record_hold(self, hold: Hold) -> None:
         request = hold.request

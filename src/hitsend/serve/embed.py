@@ -84,7 +84,6 @@ async def embed(request: EmbeddingRequest, flight: Flight, stages: EmbeddingStag
         price=stages.prices.find(request.model, is_local=True),
         input_tokens=sum(map(len, inputs)),
         output_tokens=0,
-        may_lag=True,
     )
     work = _Work()
     vectors: list[bytes] = []

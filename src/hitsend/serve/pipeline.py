@@ -68,7 +68,8 @@ async def run(request: Request, flight: Flight, stages: Stages) -> AsyncGenerato
 def account_of(attempt: Attempt, flight: Flight) -> Account:
     """Its hold and bill, still to be entered."""
     stages = attempt.stages
-    return Account(stages.ledger, attempt.hold(), flight, stages.clock, quota=stages.quota)
+    is_streamed = attempt.request.stream
+    return Account(stages.ledger, attempt.hold(), flight, stages.clock, quota=stages.quota, is_streamed=is_streamed)
 
 
 async def prepare(request: Request, flight: Flight, stages: Stages, engine: Engine) -> Attempt:
@@ -98,10 +99,12 @@ def begin(
 
 
 async def started(attempt: Attempt, flight: Flight, account: Account) -> Started:
-    """The first word, once the engine has taken the request. Raises what an upstream's refusal becomes."""
+    """The first word, once the engine has taken the request and the hold is safe. Raises what an upstream's refusal
+    becomes, and StorageFailed."""
     request, job, engine = attempt.request, attempt.job, attempt.engine
     if engine.gives == "text":
         await _until_answered(account.generation, flight)
+    await account.secured()
     return Started(
         request.request_id,
         int(flight.received_wall),
@@ -256,7 +259,6 @@ def _to_hold(request: Request, job: Job, stages: Stages, engine: Engine) -> Hold
         input_tokens=job.num_prompt_tokens,
         output_tokens=job.max_tokens * job.num_choices,
         neurons_limit_micro=None if terms is None else terms.neurons_limit_micro,
-        may_lag=not request.stream,
     )
 
 

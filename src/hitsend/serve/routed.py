@@ -237,7 +237,6 @@ class _Course:
             request_id=f"{hold.request_id}/{suffix}",
             principal=principal,
             neurons_limit_micro=None,  # what was computed was computed, whether the day had room for it or not
-            may_lag=True,
         )
         row = await self._routing.asides.keep(
             Tried(hold, found, self._route.model, self._began_at, is_counted=payer is not None)

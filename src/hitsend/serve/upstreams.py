@@ -21,7 +21,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.request import Request
 from hitsend.core.vocabulary import Vocabulary
-from hitsend.serve.chat.checkpoint import CheckpointFiles
+from hitsend.serve.chat.checkpoint import CheckpointFiles, can_count
 from hitsend.serve.chat.handover import Counter, Handover, refuse
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
@@ -171,16 +171,27 @@ def _counter(
     one: UpstreamBase, engine: OpenAIEngine, settings: Settings, texts: dict[tuple[str, bool], TextChild]
 ) -> Counter | None:
     """Who counts its prompts, if not the embedded model. `texts` gets what has to be started for it."""
-    if one.tokenizer is None:
+    path = one.tokenizer or _served_folder(one)
+    if path is None:
         counts = one.counts_prompts or ("upstream" if engine.terms.profile.count_path is not None else "bytes")
         return engine.count_prompt if counts == "upstream" else None
-    files = CheckpointFiles(f"engines[{one.name}].tokenizer", one.tokenizer, engine.terms.profile.reads_specials)
+    files = CheckpointFiles(f"engines[{one.name}].tokenizer", path, engine.terms.profile.reads_specials)
     key = (files.path, files.reads_specials)
     if key not in texts:
         # chat.template is for the model that runs here
         chat = msgspec.structs.replace(settings.chat, template=None)
         texts[key] = TextChild(files.path, chat, checkpoint=files)
     return OwnCount(texts[key], engine.terms)
+
+
+def _served_folder(one: UpstreamBase) -> str | None:
+    """The checkpoint that a vLLM of our own serves, where prompts can be counted by it and nobody said otherwise."""
+    if not isinstance(one, VllmSettings) or one.serve_model is None or one.counts_prompts is not None:
+        return None
+    # another tokenizer or template, or another way to read one
+    is_told = any(word.startswith(("--tokenizer", "--chat-template", "--config")) for word in one.serve_arguments)
+    folder = str(Path(one.serve_model).expanduser())
+    return folder if not is_told and can_count(folder) else None
 
 
 def _handover(one: UpstreamBase, engine: OpenAIEngine, counter: Counter | None) -> Handover:

@@ -6,7 +6,7 @@ nothing cuts or pads what is counted; every error names the setting and the file
 else in the server, and needed only where somebody sets such a path. Next: `../text_worker.py`.
 """
 
-import importlib
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,6 +80,17 @@ def open_checkpoint(files: CheckpointFiles) -> Checkpoint:
         tool_template=templates.get("tool_use") or template,
         special_tokens={name: text for name in _SPECIAL_VARIABLES if (text := _spelling(special.get(name)))},
     )
+
+
+def can_count(folder: str) -> bool:
+    """Whether a folder has all that it takes, and the package is there."""
+    path = Path(folder)
+    if not (path / "tokenizer.json").is_file() or importlib.util.find_spec("tokenizers") is None:
+        return False
+    try:
+        return bool(_templates(path, _document(path / "tokenizer_config.json", ""), ""))
+    except ConfigError:
+        return False
 
 
 def load_tokenizer(file: Path, setting: str) -> Any:

@@ -109,13 +109,18 @@ class Database:
     async def write(self, work: Callable[[Connection], T], *, may_lag: bool = False) -> T:
         """Run it inside one transaction, which is durable when this returns. Raises as `writing`.
 
-        With `may_lag` it need not survive a power cut before the next one that is durable (it does survive the death of
-        this process, and of the database's).
+        With `may_lag` it need not survive a power cut before the next one that is durable, or `sync` (it does survive
+        the death of this process, and of the database's).
         """
         if self._thread is None:
             async with self.writing() as connection:
                 return await connection.run_sync(work)
         return await self._thread.write(work, may_lag=may_lag)
+
+    async def sync(self) -> None:
+        """Return when all that lagged is durable; on PostgreSQL nothing does. Raises OSError."""
+        if self._thread is not None:
+            await self._thread.sync()
 
     async def bring_up_to_date(self) -> None:
         """Run the migrations that are missing; of several processes one does, the others wait."""

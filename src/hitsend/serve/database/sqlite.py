@@ -3,13 +3,14 @@
 Enters: transactions. Leaves: their results. Always true: writers take the write lock when their transaction begins (no
 upgrade deadlocks); WAL mode with `synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost
 (one fsync per commit) is shared by all requests of a group, see `writer.py`. A transaction that may lag commits without
-an fsync: it is in the log, so the death of any process leaves it there, and the next full commit takes it to the disk;
-order is kept. The log is moved into the file by a thread of its own, so that no commit waits for that, unless it grew
-to `MAX_LOG_PAGES`. Next: `writer.py`.
+an fsync: it is in the log, so the death of any process leaves it there, and the next full commit, or `sync`, takes it
+to the disk; order is kept. The log is moved into the file by a thread of its own, so that no commit waits for that,
+unless it grew to `MAX_LOG_PAGES`. Next: `writer.py`.
 """
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ to `MAX_LOG_PAGES` in a few seconds."""
 
 
 class SqliteThread:
-    """A thread that writes, and another one that moves the log."""
+    """A thread that writes, one that moves the log, and one that waits for the disk where a commit did not."""
 
     def __init__(self, url: URL) -> None:
         engine = create_engine(
@@ -46,6 +47,9 @@ class SqliteThread:
         self.engine = listening(engine).execution_options(hitsend_writes=True)
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="sqlite writer")
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
+        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sqlite sync")
+        self._log = f"{url.database}-wal"
+        self._asked = self._synced = 0
         self._moved_at = 0.0
         self._num_commits = 0
         self._move: asyncio.Future[None] | None = None
@@ -61,9 +65,32 @@ class SqliteThread:
             self._move = loop.run_in_executor(self._moving, self._move_log)
         return done
 
+    async def sync(self) -> None:
+        """Return when all that was committed before is on the disk. Raises OSError.
+
+        A start after a power cut reads the frames of the log's file, so it is that file which is synced; frames
+        that have been moved into the database already were synced by who moved them. One sync does for all who came
+        before it began.
+        """
+        self._asked += 1
+        await asyncio.get_running_loop().run_in_executor(self._syncing, self._sync, self._asked)
+
+    def _sync(self, number: int) -> None:
+        if number <= self._synced:
+            return
+        asked = self._asked
+        with contextlib.suppress(FileNotFoundError):  # no log on this file system: then commits wait for the disk
+            log = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.fdatasync(log)
+            finally:
+                os.close(log)
+        self._synced = asked
+
     def close(self) -> None:
         """When what was submitted is written. Safe to call twice."""
         self._moving.shutdown()
+        self._syncing.shutdown()
         self._writing.shutdown()
         self.engine.dispose()
 

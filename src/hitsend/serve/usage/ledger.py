@@ -1,10 +1,10 @@
 """Holds before work starts, one append-only row when it ended.
 
-Enters: a `HoldRequest`, then a `Settlement`. Leaves: a `Hold`, then a `LedgerRow`. Always true: a hold is durable
-before `reserve` returns and ends in exactly one row, whatever happens: settled twice, it keeps the first row; settled
-while the database fails, it is tried again until it stands; left by a dead process, it is closed with nothing billed
-and flagged `recovered_after_crash`. A request id is used once: a second request with it is refused, or it would run
-free. Next: `report.py`.
+Enters: a `HoldRequest`, then a `Settlement`. Leaves: a `Hold`, then a `LedgerRow`. Always true: a hold is in the
+database before `reserve` returns, on its disk before `secure` does, and ends in exactly one row, whatever happens:
+settled twice, it keeps the first row; settled while the database fails, it is tried again until it stands; left by a
+dead process, it is closed with nothing billed and flagged `recovered_after_crash`. A request id is used once: a second
+request with it is refused, or it would run free. Next: `report.py`.
 
 Holds of a process that is certainly dead are recovered at once; where that can't be known (another machine), when
 their lease ran out.
@@ -106,7 +106,7 @@ class Ledger:
         return len(self._open)
 
     async def reserve(self, request: HoldRequest) -> Hold:
-        """Take a hold that survives the death of this process, and a power cut too unless it `may_lag` until its row.
+        """Take a hold that survives the death of this process; a power cut too once `secure` or its row is there.
 
         Raises InvalidRequest for a used request id, InsufficientQuota where the day's neurons
         don't suffice, StorageFailed when it can't be written.
@@ -115,7 +115,7 @@ class Ledger:
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         hold = Hold(IDS.dated(16), request, held, now)
         lease = (hold, self.owner, now + self._lease_s)
-        writing = self._writer.submit_bulk(insert_holds, lease, may_lag=request.may_lag)
+        writing = self._writer.submit_bulk(insert_holds, lease, may_lag=True)
         self._open[hold.hold_id] = hold
         try:
             taken = await asyncio.shield(writing)
@@ -129,6 +129,13 @@ class Ledger:
                 raise _refusal(request, taken, now)
             raise InvalidRequest(f"request id {request.request_id!r} was used before", param="x-request-id")
         return hold
+
+    async def secure(self) -> None:
+        """Return when every hold that was taken survives a power cut. Raises StorageFailed."""
+        try:
+            await self._database.sync()
+        except OSError as error:
+            raise StorageFailed("the disk did not take the hold", retry_after_s=1.0) from error
 
     async def move(self, hold: Hold, request: HoldRequest) -> Hold:
         """The same hold for another engine; waited for only where a day's neurons count: else the write is for the row

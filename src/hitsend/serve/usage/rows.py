@@ -36,8 +36,7 @@ class HoldRequest(msgspec.Struct, frozen=True):
     """What is reserved for one request before work starts: its input and all the output it may produce.
 
     `neurons_limit_micro`: the most neurons that the account may use on one UTC day, this hold included (the provider's
-    free plan); None: no limit. `may_lag`: of its answer nothing leaves before its row is durable, so until then its
-    hold need not survive a power cut, which leaves nobody with anything.
+    free plan); None: no limit.
     """
 
     request_id: str
@@ -48,7 +47,6 @@ class HoldRequest(msgspec.Struct, frozen=True):
     input_tokens: int
     output_tokens: int
     neurons_limit_micro: int | None = None
-    may_lag: bool = False
 
 
 class Hold(msgspec.Struct, frozen=True):
