@@ -179,7 +179,7 @@ def insert_many(connection: Connection, table: Table, names: tuple[str, ...], ro
     connection.exec_driver_sql(_insertion(table.name, names), list(rows))
 
 
-def insert_where_new(
+def insert_unless_taken(
     connection: Connection, table: Table, names: tuple[str, ...], row: tuple[Any, ...], keys: tuple[Column[str], ...]
 ) -> bool:
     """Insert a row unless one of the columns has the value already that is the row's of the same name; whether it was.
@@ -188,7 +188,7 @@ def insert_where_new(
     """
     values = tuple(row[names.index(key.name)] for key in keys)
     places = tuple((key.table.name, key.name) for key in keys)
-    done = connection.exec_driver_sql(_insertion_where_new(table.name, names, places), (*row, *values))
+    done = connection.exec_driver_sql(_insertion_unless_taken(table.name, names, places), (*row, *values))
     return done.rowcount == 1
 
 
@@ -227,12 +227,12 @@ def _deletion(table: str, name: str) -> str:
 
 @cache
 def _insertion(table: str, names: tuple[str, ...]) -> str:
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # ours
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608  # names of ours
 
 
 @cache
-def _insertion_where_new(table: str, names: tuple[str, ...], places: tuple[tuple[str, str], ...]) -> str:
-    absent = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {where} WHERE {name} = ?)" for where, name in places)  # noqa: S608
+def _insertion_unless_taken(table: str, names: tuple[str, ...], places: tuple[tuple[str, str], ...]) -> str:
+    absent = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {where} WHERE {name} = ?)" for where, name in places)  # noqa: S608  # names of ours
     values = ", ".join("?" * len(names))
     return f"INSERT INTO {table} ({', '.join(names)}) SELECT {values} WHERE {absent}"
 

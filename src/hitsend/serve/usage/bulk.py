@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection, delete
 
 from hitsend.serve.database.schema import HOLDS, LEDGER
-from hitsend.serve.database.sqlite import delete_in, insert_many, insert_where_new, select_in
+from hitsend.serve.database.sqlite import delete_in, insert_many, insert_unless_taken, select_in
 from hitsend.serve.usage.allowance import DayNeurons
 from hitsend.serve.usage.rows import (
     HELD,
@@ -35,7 +35,7 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
         return [insert_hold_now(connection, *each) for each in holds]
     values = [(*hold_values(hold).values(), owner, lease_until) for hold, owner, lease_until in holds]
     is_lone = len(holds) == 1 and connection.dialect.name == "sqlite"
-    if is_lone and insert_where_new(connection, HOLDS, HELD, values[0], (LEDGER.c.request_id, HOLDS.c.request_id)):
+    if is_lone and insert_unless_taken(connection, HOLDS, HELD, values[0], (LEDGER.c.request_id, HOLDS.c.request_id)):
         return ["taken"]
     asked = [hold.request.request_id for hold, _, _ in holds]
     taken = {row[0]: "" for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
