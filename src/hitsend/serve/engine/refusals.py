@@ -3,7 +3,8 @@
 Enters: a failed line, or an answer with another status than 200. Leaves: a `Refusal`, whose error can be shown. Always
 true: an error code that the upstream's profile knows goes before the status (three kinds of 429 want three reactions);
 what the upstream wrote goes no further than its error code and field name, because its words may quote a prompt; how
-long to wait is its own Retry-After, a number or a date, and an hour at most. Next: `openai.py`, whose table tells which is which.
+long to wait is its own Retry-After, a number or a date, and an hour at most. Next: `openai.py`, whose table tells which
+is which.
 """
 
 import logging
