@@ -3,8 +3,8 @@
 Usage: python -m bench.simulator [--rounds 1] [--requests 60] [--threads N] [--only chats] [--sleep]
        [--json FILE]
 A real server with the bundled model. By turns: a calibration (`hitsend load` at several concurrencies, step times from
-the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share) goes into
-`hitsend plan simulate` with the calibrations before and after it, and with how its own answers repeat themselves. Three
+the flight records), then a workload by `hitsend load`, whose trace (arrivals, lengths, what prompts share, the tokens
+that were asked and answered) goes into `hitsend plan simulate` with the calibrations before and after it. Three
 workloads: a closed loop of 8 with fixed lengths, an open loop at 70 % of what the simulator says that the server can
 do, and chats that share a system prompt.
 
@@ -114,14 +114,20 @@ def trace_of(ran: Ran) -> list[dict[str, Any]]:
     has_turns = any(row["turn"] != "1" for row, _ in pairs)
     begin_s = min(float(row["intended_s"]) for row, _ in pairs)
     lines = []
-    for (row, _), known in zip(pairs, matched, strict=True):
+    for (row, record), known in zip(pairs, matched, strict=True):
         line: dict[str, Any] = {"at_s": float(row["intended_s"]) - begin_s}
         line |= {"input_tokens": int(row["input_tokens"]), "output_tokens": int(row["output_tokens"])}
-        line |= {"cached_tokens": shared}
+        line |= {"cached_tokens": shared} | _said(record)
         if has_turns:
             line |= {"conversation": row["conversation"], "repeated_tokens": known}
         lines.append(line)
     return lines
+
+
+def _said(record: dict[str, Any]) -> dict[str, Any]:
+    """The tokens themselves: which of an answer's could be guessed ahead is the traffic's, as lengths are."""
+    asked = next(event["prompt_token_ids"] for event in record["events"] if event["type"] == "tokenized")
+    return {"prompt_token_ids": asked, "output_token_ids": record["output_token_ids"]["0"]}
 
 
 def _matched(record: dict[str, Any]) -> int:
@@ -189,7 +195,7 @@ def simulated_at_its_speed(
         edge=calibration.edge,
         usual=calibration.timing,
     )
-    return _metrics(trace_document(served)), timing
+    return _metrics(trace_document([served])), timing
 
 
 def simulated(calibration: Calibration, trace: pathlib.Path, concurrency: int | None) -> dict[str, float]:
@@ -277,7 +283,8 @@ def run_one(
 def run(rounds: int, requests: int, seed: int, threads: int, kinds: Sequence[int]) -> list[dict[str, Any]]:
     """Everything, calibrations and workloads by turns."""
     results = []
-    with serving("--set", f"engine.num_threads={threads}") as served, tempfile.TemporaryDirectory() as name:
+    words = ("--set", f"engine.num_threads={threads}", "--set", "record.text=true")
+    with serving(*words) as served, tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         load(served, ("--concurrency", "2", "--input", "64", "--output", "16", "--requests", "4"), folder, seed)
         calibrations = [calibrate(served, requests, folder, seed + 1)]

@@ -12,7 +12,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-STEP_MS, ROW_MS, FEW_MS, PIECE_MS, PREFILL_MS, ATTENDED_NS = 8.0, 1.5, 2.0, 2.0, 1.2, 1.5
+STEP_MS, ROW_MS, WIDE_MS, TILE_MS, PIECE_MS, PREFILL_MS, ATTENDED_NS = 8.0, 1.0, 3.0, 2.0, 2.0, 1.2, 1.5
 FIRST_TOKEN, TOKENS = 1000, 20_000
 """Plain words of the bundled vocabulary."""
 
@@ -29,7 +29,9 @@ def _sleep_instead() -> None:
         decodes = (rows > 0) & (rows == wanted)
         is_prompt = ~decodes[batch.slots]
         count, places = int(rows[decodes].sum()), batch.positions[batch.wants_logits].astype(np.int64)
-        spent_ms = STEP_MS + ROW_MS * count + FEW_MS * min(count, 4) + PIECE_MS * int(((rows > 0) & ~decodes).sum())
+        spent_ms = STEP_MS + ROW_MS * count + PIECE_MS * int(((rows > 0) & ~decodes).sum())
+        # as libllama's kernels take rows: two at once
+        spent_ms += (WIDE_MS + TILE_MS * -(-count // 2)) * (count > 1)
         spent_ms += PREFILL_MS * int(is_prompt.sum())
         spent_ms += ATTENDED_NS * float((batch.positions[is_prompt].astype(np.int64) + 1).sum()) / 1e3
         logits = np.zeros((len(places), decoder.vocab_size), dtype=np.float32)

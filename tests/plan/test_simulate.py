@@ -2,14 +2,17 @@
 
 import json
 import random
+import statistics
 
 import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from hitsend.cli.plan import app
+from hitsend.cli.plan_simulate import trace_document
 from hitsend.core.errors import ConfigError
-from hitsend.plan.fleet import Place
+from hitsend.plan.fleet import Place, Served
 from hitsend.plan.simulate import simulate
 from hitsend.plan.steps import (
     Answers,
@@ -19,14 +22,16 @@ from hitsend.plan.steps import (
     answers_of,
     attended,
     calibrated,
+    calls_of,
     edge_of,
     fit_steps,
     read_calibration,
     steps_of,
 )
 from hitsend.plan.timed_decoder import answer
-from hitsend.plan.timing import MeasuredTiming, Work, parts_of
+from hitsend.plan.timing import MeasuredTiming, Uneven, Work, parts_of
 from hitsend.plan.traffic import Arrival, read_trace
+from hitsend.serve.engine.calls import cut_by_length
 
 TIMING = MeasuredTiming(step_ms=10, prefill_ms=1, decode_ms=5)
 PLACE = Place(slots=8, cells_per_slot=1024, cells=8192, step_tokens=512)
@@ -106,7 +111,9 @@ def test_the_edge_costs_what_it_is_said_to():
     assert (at_once[1].ttft_s or 0) > (at_once[0].ttft_s or 0)
 
 
-STEPS = MeasuredTiming(step_ms=8, prefill_ms=1.2, decode_ms=1.5, few_ms=2, piece_ms=2, attended_ms=1500, held_ms=3)
+STEPS = MeasuredTiming(
+    step_ms=8, prefill_ms=1.2, decode_ms=1, wide_ms=3, tile_ms=4, piece_ms=2, attended_ms=1500, held_ms=3, alone_ms=9
+)
 
 
 def records(count, seed=1):
@@ -124,8 +131,8 @@ def records(count, seed=1):
             decode = [int(one in present and turn > one) for one in (0, 1)]
             work = Work(
                 decodes=sum(decode),
-                held=sum(held[one] for one in (0, 1) if decode[one]),
-                pieces=sum(map(bool, prefill)),
+                held=sum(held[one] + 1 for one in (0, 1) if decode[one]),
+                pieces=calls_of((0, tokens) for tokens in prefill if tokens),
                 prefill=sum(prefill),
                 attended=sum(attended(0, tokens) for tokens in prefill),
             )
@@ -166,6 +173,34 @@ def test_step_times_are_found_in_flight_records():
         assert found.timing.step_s(work) == pytest.approx(STEPS.step_s(work), rel=0.03)
     assert found.timing.between_ms == pytest.approx(1.0, rel=0.05)
     assert found.edge.before_ms == 3.0
+
+
+def test_a_prompts_calls_are_counted_as_the_engine_makes_them():
+    rng = random.Random(5)
+    for _ in range(300):
+        prompts = [(rng.choice((0, 0, 64, rng.randint(1, 500))), rng.randint(2, 90)) for _ in range(rng.randint(1, 4))]
+        slots = np.repeat(np.arange(len(prompts)), [tokens for _, tokens in prompts]).astype(np.int32)
+        positions = np.concatenate([np.arange(held, held + tokens) for held, tokens in prompts]).astype(np.int32)
+        made = cut_by_length(slots, positions, 512)
+        assert calls_of(prompts) == len(made.sizes), prompts
+
+
+def test_rows_go_by_two_and_one_alone_goes_its_own_way():
+    timing = MeasuredTiming(step_ms=5, prefill_ms=1, decode_ms=0, wide_ms=4, tile_ms=3, held_ms=2, alone_ms=10)
+    took = [timing.step_s(Work(decodes=rows)) * 1e3 for rows in (1, 2, 3, 4, 5)]
+    assert took == pytest.approx([5, 12, 15, 15, 18])
+    assert timing.step_s(Work(decodes=1, held=1000)) == pytest.approx(0.015)
+    assert timing.step_s(Work(decodes=1, drafted=1, held=1000)) == pytest.approx(0.014)
+    # some with a guess, some without: two calls
+    assert timing.step_s(Work(decodes=2, drafted=2, passes=2)) == pytest.approx(5e-3 + 2 * 4e-3 + 2 * 3e-3)
+
+
+def test_a_guess_reads_all_that_is_before_it():
+    drafts = [{"choice": 0, "proposed": 3, "accepted": 3}]
+    prompt = _step(1, 0.0, 0.1, (50, 0), Work(prefill=50), 1)
+    guessed = _step(2, 0.1, 0.1, (0, 4), Work(decodes=4), 1) | {"drafts": drafts}
+    work = steps_of([_record("a", 100.0, [prompt, guessed])])[-1].work
+    assert (work.decodes, work.drafted, work.held) == (1, 3, 4 * 50 + 1 + 2 + 3 + 4)
 
 
 def test_only_steps_that_are_wholly_known_count():
@@ -217,6 +252,34 @@ def test_a_calibration_is_read_back_or_refused(tmp_path):
         read_calibration(file)
 
 
+def test_what_was_said_is_guessed_ahead_where_it_could_be():
+    drafting = msgspec.structs.replace(CACHED, drafts=True)
+    # a token more in a pass costs little beside the pass
+    cheap = MeasuredTiming(step_ms=20, prefill_ms=1, decode_ms=1)
+    rng = random.Random(2)
+    asked = tuple(rng.randrange(40_000) for _ in range(150))
+    new, again = tuple(rng.randrange(40_000) for _ in range(100)), asked[20:120]
+    fresh, quoted = (
+        simulate([Arrival(0.0, 150, 100, prompt_ids=asked, output_ids=said)], cheap, drafting)[0]
+        for said in (new, again)
+    )
+    assert fresh.tokens == quoted.tokens == 100
+    assert (quoted.tpot_s or 1) < 0.5 * (fresh.tpot_s or 0)
+
+
+def test_prompts_that_are_known_share_what_they_share():
+    same, other = (tuple(range(start, start + 300)) for start in (0, 1000))
+    said = (7,) * 10
+    asked = [(0.0, same), (5.0, other), (10.0, (*same[:150], *other[150:]))]
+    arrivals = [Arrival(at_s, 300, 10, prompt_ids=ids, output_ids=said) for at_s, ids in asked]
+    assert [one.cached for one in simulate(arrivals, TIMING, CACHED)] == [0, 0, 128]
+    turns = [
+        Arrival(0.0, 300, 10, conversation="a", prompt_ids=same, output_ids=said),
+        Arrival(0.0, 350, 10, 0, "a", 310, (*same, *said, *range(40)), said),
+    ]
+    assert simulate(turns, TIMING, CACHED)[1].cached == 256
+
+
 def lines(*told):
     return "\n".join(json.dumps(line) for line in told)
 
@@ -233,18 +296,66 @@ def test_conversations_in_a_trace(tmp_path):
             read_trace(file)
 
 
+def test_tokens_in_a_trace_are_as_many_as_it_says(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    one = {"at_s": 0.0, "input_tokens": 2, "output_tokens": 1}
+    file.write_text(lines(one, one | {"prompt_token_ids": [5, 6], "output_token_ids": [7]}))
+    assert [(found.prompt_ids, found.output_ids) for found in read_trace(file)] == [((), ()), ((5, 6), (7,))]
+    for more, said in (
+        ({"prompt_token_ids": [5, 6]}, "output_token_ids has 0"),
+        ({"prompt_token_ids": [5], "output_token_ids": [7]}, "has 1 tokens"),
+        ({"prompt_token_ids": [5, -6], "output_token_ids": [7]}, "has -6"),
+    ):
+        file.write_text(lines(one, one | more))
+        with pytest.raises(ConfigError, match=f"line 2: .*{said}"):
+            read_trace(file)
+
+
+def test_steps_are_as_uneven_as_they_were_seen():
+    rng = random.Random(4)
+    steps = records(40)
+    for record in steps:
+        for event in record["events"]:
+            if event["type"] == "step":
+                # a step has one length, whoever tells it
+                rng.seed(event["step"])
+                event["ended_ms"] += (event["ended_ms"] - event["started_ms"]) * rng.gauss(0.0, 0.08)
+    found = calibrated(steps)
+    assert found.spread == pytest.approx(0.08, rel=0.2)
+    assert calibrated(records(40)).spread < 0.01
+    twice = [[one.step_s(Work(decodes=4)) for _ in range(400)] for one in (Uneven(TIMING, 0.1, 1) for _ in (0, 1))]
+    assert twice[0] == twice[1]
+    assert statistics.mean(twice[0]) == pytest.approx(TIMING.step_s(Work(decodes=4)), rel=0.02)
+    assert statistics.stdev(twice[0]) == pytest.approx(0.1 * TIMING.step_s(Work(decodes=4)), rel=0.15)
+
+
+def test_several_draws_are_told_by_their_medians_and_ends():
+    draws = [[Served(0.0, ttft, 0.1, 10, 2.0 + ttft)] for ttft in (0.3, 0.9, 0.4)]
+    found = trace_document(draws)
+    assert found["ttft_ms"]["p50"] == 400.0
+    assert found["output_tokens_per_s"] == pytest.approx(10 / 2.4)
+    assert found["between_draws"]["ttft_p50_ms"] == [300.0, 900.0]
+    assert "between_draws" not in trace_document(draws[:1])
+    refused = trace_document([[Served(0.0, None, None, 0, 1.0)]] * 3)
+    assert (refused["ttft_ms"], refused["refused"]) == (None, 1)
+
+
 def test_the_command_takes_a_calibration_and_a_closed_loop(tmp_path):
     trace, timing = tmp_path / "trace.jsonl", tmp_path / "timing.json"
     trace.write_text(lines(*[{"input_tokens": 30, "output_tokens": 5}] * 6))
     room = Room(slots=4, cells_per_slot=256, cells=1024, drafts=True)
-    timing.write_bytes(msgspec.json.encode(Calibration(timing=TIMING, room=room)))
+    timing.write_bytes(msgspec.json.encode(Calibration(timing=TIMING, room=room, spread=0.05)))
     words = ["simulate", "--trace", str(trace), "--timing", str(timing), "--concurrency", "2"]
     ran = CliRunner().invoke(app, [*words, "--json"])
     found = json.loads(ran.stdout)
     assert found["requests"] == 6
     assert found["refused"] == 0
     assert found["ttft_ms"]["p99"] >= found["ttft_ms"]["p50"] > 0
-    assert "prefix cache" not in CliRunner().invoke(app, words).stdout
+    low, high = found["between_draws"]["ttft_p50_ms"]
+    assert low <= found["ttft_ms"]["p50"] <= high
+    told = CliRunner().invoke(app, words).stdout
+    assert "prefix cache" not in told
+    assert "steps that vary by 5.0%" in told
     for more, said in ((["--cells", "20"], "35 tokens"), (["--timing", "1,nan,1"], "0 to")):
         ran = CliRunner().invoke(app, [*words, *more])
         assert said in str(ran.exception)

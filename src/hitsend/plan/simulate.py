@@ -14,7 +14,7 @@ from itertools import islice
 from hitsend.core.request import SamplingParams
 from hitsend.plan.fleet import Place, Served
 from hitsend.plan.steps import Answers, Edge
-from hitsend.plan.timed_decoder import PLAIN, VOCAB, CountedClock, TimedDecoder, answer
+from hitsend.plan.timed_decoder import PLAIN, VOCAB, CountedClock, TimedDecoder, answer, plain
 from hitsend.plan.timing import StepTiming, Work
 from hitsend.plan.traffic import Arrival
 from hitsend.serve.loop.messages import Done, Report, StepReport, Submit
@@ -50,7 +50,7 @@ def simulate(
     `concurrency`: a closed loop, in which so many clients take one conversation (or lone request) after the other,
     whatever their `at_s`. `usual`: what steps took before, if that was something else.
     """
-    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()))
+    run = _Run(arrivals, timing, place, (answers or Answers(), edge or Edge()), usual or timing)
     run.warm_up(usual or timing)
     run.all(concurrency)
     return run.served()
@@ -63,12 +63,13 @@ class _Run:
         timing: StepTiming,
         place: Place,
         around: tuple[Answers, Edge],
+        usual: StepTiming,
     ) -> None:
         self._clock = CountedClock()
         self._timing = timing
         self._zero_s = 0.0
         self._decoder = TimedDecoder(self._clock, timing, place)
-        self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(timing, place))
+        self._loop = Loop(self._decoder, _limits(place), self._clock, speculator=_speculator(usual, place))
         self._arrivals, self._place, self._between_s = arrivals, place, getattr(timing, "between_ms", 0.0) / 1e3
         self._answers, self._edge = around
         self._sent_s = [0.0] * len(arrivals)
@@ -180,7 +181,8 @@ class _Run:
         code = PLAIN + number % (VOCAB - PLAIN)
         before = self._known.get(one.conversation or "", ())[: one.repeated]
         prompt = _prompt(number, one, before, code)
-        says = self._says(one.output, number)
+        is_known = self._place.drafts and one.output_ids
+        says = list(plain(one.output_ids)) if is_known else self._says(one.output, number)
         self._decoder.expect(code, len(prompt), says)
         if one.conversation is not None:
             self._known[one.conversation] = (*prompt, *says)
@@ -227,7 +229,10 @@ def _turns(arrivals: Sequence[Arrival]) -> tuple[dict[int, int], list[int]]:
 
 
 def _prompt(number: int, one: Arrival, before: tuple[int, ...], code: int) -> tuple[int, ...]:
-    """What all share, or what was said before; then a number of its own, filling, and whose answer follows."""
+    """What all share, or what was said before; then a number of its own, filling, and whose answer follows. What is
+    known is taken as it is, behind what was said before."""
+    if one.prompt_ids:
+        return (*before, *plain(one.prompt_ids[len(before) : -1]), code)
     header = []
     for _ in range(HEADER_TOKENS):
         number, digit = divmod(number, PLAIN - 2)

@@ -2,11 +2,11 @@
 
 Enters: records as `/inspect/requests/ID` shows them. Leaves: each step with what it computed and how long it took, and
 out of many steps a `Calibration`: step times, how answers repeat themselves, what the edge adds. Always true: only
-steps all of whose parts are known count; constants are fitted to relative errors and then scaled so that all steps
-together take what they took. Next: `timing.py`.
+steps all of whose parts are known count; what a step computes is told as the engine cuts it into calls; constants are
+fitted to relative errors and then scaled so that all steps together take what they took. Next: `timing.py`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -18,11 +18,15 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.fit import fit_terms
 from hitsend.plan.timing import MeasuredTiming, Work, parts_of
 
-KIND, VERSION = "hitsend.timing", 1
+KIND, VERSION = "hitsend.timing", 2
 SAME_S = 0.05
 """Steps of one number that began further apart are two engines' steps."""
 MAX_FITTED = 3000
+PIECE = 64
+"""The engine cuts prompts at multiples of so many tokens."""
 FEWEST = 30
+WITHIN = (0.16, 0.84)
+"""Between these shares of a normal distribution lie two standard deviations; steps that stood still don't count."""
 NOTICED = 5
 """Tokens until a repeat is noticed and drafted for: three equal ones, and guesses that were right."""
 
@@ -56,7 +60,8 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator needs of one engine. `error`: median relative error of its `steps`."""
+    """What the simulator needs of one engine. `error`: median relative error of its `steps`; `spread`: what of a step's
+    time differs from step to step, as a standard deviation, relative."""
 
     kind: str = KIND
     version: int = VERSION
@@ -66,6 +71,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     room: Room | None = None
     steps: int = 0
     error: float = 0.0
+    spread: float = 0.0
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +110,13 @@ class _Step:
         if found != self.totals or self.seconds <= 0:
             return None
         prompts = [one for one in parts if one.prefill]
+        decodes = [one for one in parts if not one.prefill]
         work = Work(
-            decodes=len(parts) - len(prompts),
-            drafted=sum(one.drafted for one in parts),
-            held=sum(one.held for one in parts if not one.prefill),
-            pieces=len(prompts),
+            decodes=len(decodes),
+            drafted=sum(one.drafted for one in decodes),
+            held=sum(attended(one.held, 1 + one.drafted) for one in decodes),
+            passes=len({one.drafted for one in decodes}),
+            pieces=calls_of((one.held, one.prefill) for one in prompts),
             prefill=found[0],
             attended=sum(attended(one.held, one.prefill) for one in prompts),
             copied=sum(one.copied for one in parts),
@@ -119,6 +127,20 @@ class _Step:
 def attended(held: int, tokens: int) -> int:
     """Cells that so many tokens behind `held` others read: each all before it, and its own."""
     return tokens * held + tokens * (tokens + 1) // 2
+
+
+def calls_of(prompts: Iterable[tuple[int, int]]) -> int:
+    """Calls of the model for prompts' parts of one step, each (tokens before it, its tokens): as the engine cuts them
+    (`serve/engine/calls.py`), up to a multiple of `PIECE`, whole multiples, the rest; equal ones go together."""
+    return len({cut for before, tokens in prompts for cut in enumerate(_cuts(before, tokens))})
+
+
+def _cuts(before: int, tokens: int) -> Iterator[int]:
+    while tokens:
+        over, whole = before % PIECE, tokens - tokens % PIECE or tokens
+        size = PIECE - over if over and tokens >= PIECE else whole
+        yield size
+        before, tokens = before + size, tokens - size
 
 
 def steps_of(records: Iterable[Mapping[str, Any]]) -> list[Observed]:
@@ -171,13 +193,15 @@ def calibrated(records: Sequence[Mapping[str, Any]], *, after_ms: float = 0.0) -
             f"step times need {FEWEST} steps whose requests are all known, these records have {len(steps)}"
         )
     timing = fit_steps(steps)
-    errors = [abs(seconds_of(timing, one.work) / one.seconds - 1) for one in steps]
+    ratios = sorted(one.seconds / seconds_of(timing, one.work) for one in steps)
+    low, high = (ratios[int(len(ratios) * share)] for share in WITHIN)
     return Calibration(
         timing=timing,
         answers=answers_of(records),
         edge=edge_of(records, after_ms=after_ms),
         steps=len(steps),
-        error=median(errors),
+        error=median(abs(1 / ratio - 1) for ratio in ratios),
+        spread=(high - low) / 2,
     )
 
 

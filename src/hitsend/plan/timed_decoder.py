@@ -6,19 +6,21 @@ no model, no wall clock; what a slot holds is a number of tokens and whose they 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.plan.fleet import Place
-from hitsend.plan.steps import Answers
+from hitsend.plan.steps import Answers, calls_of
 from hitsend.plan.timing import StepTiming, Work
 from hitsend.serve.loop.decoder import Batch
 
-PLAIN = 64
+PLAIN = 512
 """Tokens of texts; those above end prompts, and say whose answer follows."""
-VOCAB = 1024
+VOCAB = 1472
+WORDS = 64
+"""Of these are answers that nobody knows."""
 PERIODS = (4, 40)
 """A repeat goes back so many tokens, from and to."""
 
@@ -89,13 +91,16 @@ class TimedDecoder:
         wanted = np.bincount(batch.slots[batch.wants_logits], minlength=self.num_slots)
         decodes = (rows > 0) & (rows == wanted)
         is_prompt = ~decodes[batch.slots]
+        prompts = np.flatnonzero((rows > 0) & ~decodes)
+        cells = batch.positions.astype(np.int64) + 1
         return Work(
             decodes=int(decodes.sum()),
             drafted=int(rows[decodes].sum() - decodes.sum()),
-            held=int(self._held[decodes].sum()),
-            pieces=int(((rows > 0) & ~decodes).sum()),
+            held=int(cells[~is_prompt].sum()),
+            passes=len(set(rows[decodes].tolist())),
+            pieces=calls_of((int(self._held[slot]), int(rows[slot])) for slot in prompts),
             prefill=int(is_prompt.sum()),
-            attended=int((batch.positions[is_prompt].astype(np.int64) + 1).sum()),
+            attended=int(cells[is_prompt].sum()),
         )
 
     def _next(self, slot: int, position: int) -> int:
@@ -138,6 +143,11 @@ class TimedDecoder:
         self._held[slot], self._whose[slot] = held, whose
 
 
+def plain(ids: Iterable[int]) -> tuple[int, ...]:
+    """Equal ones stay equal; that others become so is rare enough for three in a row to tell the same place."""
+    return tuple(2 + token % (PLAIN - 2) for token in ids)
+
+
 def answer(tokens: int, how: Answers, seed: int) -> list[int]:
     """Tokens that repeat themselves as answers were seen to: a repeat goes on with what stood a while before."""
     # made up to be simulated with, nothing secret
@@ -149,5 +159,5 @@ def answer(tokens: int, how: Answers, seed: int) -> list[int]:
             period = 0
         elif not period and len(found) > PERIODS[0] and rng.random() < how.enter:
             period = rng.randint(PERIODS[0], min(PERIODS[1], len(found)))
-        found.append(found[-period] if period else rng.randrange(2, PLAIN))
+        found.append(found[-period] if period else rng.randrange(2, WORDS))
     return found

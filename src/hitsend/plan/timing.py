@@ -5,6 +5,7 @@ less time; the same constants as `plan speed`, so that a full steady batch takes
 """
 
 import math
+import random
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -24,14 +25,16 @@ ALONE = 1.5
 class Work(msgspec.Struct, frozen=True):
     """What one step computes.
 
-    `decodes`: sequences that get a token; `drafted`: guesses beside them; `held`: cells that these read together.
-    `pieces`: sequences whose prompts are computed; `prefill`: the prompts' tokens; `attended`: cells that these read
+    `decodes`: sequences that get a token; `drafted`: guesses beside them; `held`: cells that these read together;
+    `passes`: calls of the model that they go in (sequences with a guess go in another one than those without).
+    `pieces`: calls in which prompts are computed; `prefill`: the prompts' tokens; `attended`: cells that these read
     together, each its own position and all before. `copied`: tokens whose cache comes from elsewhere.
     """
 
     decodes: int = 0
     drafted: int = 0
     held: int = 0
+    passes: int = 1
     pieces: int = 0
     prefill: int = 0
     attended: int = 0
@@ -51,23 +54,26 @@ class StepTiming(Protocol):
 
 
 MOST_MS = 1e7
-FEW = 4
-"""Rows up to which libllama's kernels take one at a time; from here on they take four at once."""
+TILE = 2
+"""Rows that libllama's kernels on a CPU take at once: the third costs what the third and fourth together do."""
 
 
 class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds of a step, of a prompt's token and of an answer's token: what a small engine on a CPU shows.
 
-    Of what is found in a server's own records (`steps.py`) also: `few_ms` for each of the first `FEW` answers' tokens,
-    `held_ms` per 1,000 cells that they read, `piece_ms` per prompt, `attended_ms` per 1,000,000 cells that prompts
-    read, `copied_ms` per 1,000 tokens brought from elsewhere; `between_ms` from one step to the next.
+    Of what is found in a server's own records (`steps.py`) also, for the answers' tokens: `wide_ms` per call with more
+    than one of them, `tile_ms` per `TILE` of those, `held_ms` per 1,000 cells that they read, `alone_ms` the same of
+    one that is alone, which other threads compute; for prompts: `piece_ms` per call, `attended_ms` per 1,000,000 cells
+    that they read. `copied_ms` per 1,000 tokens brought from elsewhere; `between_ms` from one step to the next.
     """
 
     step_ms: float
     prefill_ms: float
     decode_ms: float
-    few_ms: float = 0.0
+    wide_ms: float = 0.0
+    tile_ms: float = 0.0
     held_ms: float = 0.0
+    alone_ms: float = 0.0
     piece_ms: float = 0.0
     attended_ms: float = 0.0
     copied_ms: float = 0.0
@@ -89,14 +95,36 @@ class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
         return MeasuredTiming(**{name: getattr(self, name) * factor for name in self.__struct_fields__})
 
 
+class Uneven:
+    """The same steps, each a little longer or shorter: relatively, by a normal distribution of standard deviation
+    `spread`, at most three times that. The same seed gives the same times."""
+
+    def __init__(self, timing: MeasuredTiming, spread: float, seed: int) -> None:
+        self._timing, self._spread, self.between_ms = timing, spread, timing.between_ms
+        # times to simulate with, nothing secret
+        self._rng = random.Random(seed)  # noqa: S311
+
+    def step_s(self, work: Work) -> float:
+        """Another time whenever it is asked."""
+        off = max(-3.0, min(3.0, self._rng.gauss(0.0, 1.0)))
+        return self._timing.step_s(work) * max(0.0, 1.0 + self._spread * off)
+
+    def copy_s(self, tokens: int) -> float:
+        """As it is."""
+        return self._timing.copy_s(tokens)
+
+
 def parts_of(work: Work) -> dict[str, float]:
     """What a step's time is a sum of: amounts, by the names of `MeasuredTiming`. `copied` passes before the step."""
     rows = work.decodes + work.drafted
+    is_wide = rows > 1
     return {
         "step": 1.0,
         "decode": float(rows),
-        "few": float(min(rows, FEW)),
-        "held": work.held / 1e3,
+        "wide": float(work.passes * is_wide),
+        "tile": float(-(-rows // TILE) * is_wide),
+        "held": work.held / 1e3 * is_wide,
+        "alone": work.held / 1e3 * (not is_wide),
         "piece": float(work.pieces),
         "prefill": float(work.prefill),
         "attended": work.attended / 1e6,

@@ -20,7 +20,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """One request: seconds, and tokens. `shared`: the part of the prompt that all requests begin with.
 
     Turns of one `conversation` follow each other: a later one comes when the one before is answered, whatever its
-    `at_s`, and begins with `repeated` tokens of that one's prompt and answer.
+    `at_s`, and begins with `repeated` tokens of that one's prompt and answer. `prompt_ids`, `output_ids`: what was
+    said, where that is known, so that what can be guessed ahead of an answer is what could be.
     """
 
     at_s: float
@@ -29,6 +30,8 @@ class Arrival(msgspec.Struct, frozen=True):
     shared: int = 0
     conversation: str | None = None
     repeated: int = 0
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +88,14 @@ class _Line(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     conversation: str | int | None = None
     repeated_tokens: int = 0
+    prompt_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] = ()
 
 
 def read_trace(path: Path, *, is_timed: bool = True) -> list[Arrival]:
-    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`, `conversation` and
-    `repeated_tokens`. Where `is_timed` is false, `at_s` doesn't matter. Raises ConfigError with the line."""
+    """JSON Lines with `at_s`, `input_tokens`, `output_tokens`, perhaps `cached_tokens`, `conversation`,
+    `repeated_tokens`, `prompt_token_ids` and `output_token_ids`. Where `is_timed` is false, `at_s` doesn't matter.
+    Raises ConfigError with the line."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as failure:
@@ -125,6 +131,7 @@ def _arrival(where: str, line: bytes, begun: dict[str, float], *, is_timed: bool
     for key, value in (("cached_tokens", told.cached_tokens), ("repeated_tokens", told.repeated_tokens)):
         if not 0 <= value <= MAX_TOKENS:
             raise ConfigError(f"{where}: {key} is {value}, needed is 0 to {MAX_TOKENS:,}")
+    _check_ids(where, told)
     if name is not None:
         begun.setdefault(name, at_s or 0.0)
     # the last token of a prompt is nobody else's
@@ -136,4 +143,16 @@ def _arrival(where: str, line: bytes, begun: dict[str, float], *, is_timed: bool
         min(told.cached_tokens, most),
         name,
         min(told.repeated_tokens, most) if is_later else 0,
+        told.prompt_token_ids,
+        told.output_token_ids,
     )
+
+
+def _check_ids(where: str, told: _Line) -> None:
+    """Both or neither, each as long as it is said to be."""
+    ids = {"prompt_token_ids": told.prompt_token_ids, "output_token_ids": told.output_token_ids}
+    for (key, found), needed in zip(ids.items(), (told.input_tokens, told.output_tokens), strict=True):
+        if any(ids.values()) and len(found) != needed:
+            raise ConfigError(f"{where}: {key} has {len(found)} tokens, needed are {needed}")
+        if found and min(found) < 0:
+            raise ConfigError(f"{where}: {key} has {min(found)}, needed are numbers from 0")
