@@ -11,7 +11,7 @@ COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-u
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
 .DEFAULT_GOAL := help
-.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-memory bench-peers bench-prefix bench-recording bench-search bench-segments bench-simulator bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade native native-server peers postgres
+.PHONY: help setup embeddings dev serve send load test check clients bench bench-cache-timing bench-edge bench-goodput bench-long-prompt bench-memory bench-peers bench-prefix bench-recording bench-search bench-segments bench-simulator bench-speculation bench-utilisation soak drill drill-diagnose screenshots lock docs clean bench-refusals bench-overload bench-isolation bench-cascade native native-server peers postgres
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -155,6 +155,9 @@ bench-peers: peers ## beside llama-server, vLLM and OpenVINO GenAI, in one inter
 
 bench-goodput: dev ## requests a second within TTFT and TPOT, beside llama-server, in an open loop
 	@$(BIN)/python -m bench.goodput $(ARGS)
+
+bench-long-prompt: dev ## a prompt of 4,000 tokens among 8 decodes: the gaps between their tokens, beside llama-server
+	@$(BIN)/python -m bench.long_prompt $(ARGS)
 
 bench-memory: dev ## memory predicted before a start beside what the processes take after a full batch
 	@$(BIN)/python -m bench.memory $(ARGS)

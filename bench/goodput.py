@@ -1,11 +1,11 @@
 """Goodput: requests a second that kept both promises, hitsend beside llama-server, at the same open loop of arrivals.
 
 Usage: python -m bench.goodput [--rates 0.4,0.7,1.0] [--seconds 60] [--rounds 1] [--ttft 2.0] [--tpot 0.1]
-       [--native] [--layout NAME] [--json FILE]
+       [--native] [--layout NAME,NAME] [--json FILE]
 Requests come at random instants (Poisson) whatever became of the ones before, so that a slow server can't slow its own
 load. The mix: 70 % short (48 to 200 prompt tokens, 32 to 96 out), 25 % medium (300 to 600, 64 to 128), 5 % long (1,500
 to 2,500, 32 to 64). Good is a request whose first token came within `--ttft` seconds after the instant at which it was
-due to be sent, and each further one within `--tpot` on average. Both servers get the same requests at the same
+due to be sent, and each further one within `--tpot` on average. All servers get the same requests at the same
 instants, one after the other. Prints goodput per rate, and the ratio at the rate where llama-server's is highest.
 """
 
@@ -17,11 +17,12 @@ import random
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
 from bench import serving
-from bench.serving import both, machine
+from bench.serving import PEER, bundled_gguf, llama_server, machine, native_llama_server, ours
 
 CONTEXT = 2816
 """As many as the default KV budget gives each of the slots."""
@@ -92,9 +93,15 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
     serving.CONTEXT = CONTEXT
     threads = os.cpu_count() or 1
     rates = [float(rate) for rate in asked.rates.split(",")]
-    runs: dict[float, dict[str, list[dict[str, float]]]] = {r: {"hitsend": [], "llama-server": []} for r in rates}
-    with both(threads, asked.layout, native=asked.native) as (ours, peer):
-        targets = [("hitsend", ours), ("llama-server", peer)]
+    layouts = (asked.layout or "as-shipped").split(",")
+    with ExitStack() as stack:
+        targets: list[tuple[str, tuple[str, str]]] = []
+        for layout in layouts:
+            own = ours(stack, bundled_gguf(), threads, layout, native=asked.native, is_only=True)
+            targets += [(f"hitsend {layout}", each[:2]) for each in own.values()]
+        peer = (native_llama_server if asked.native else llama_server)(bundled_gguf(), threads)
+        targets.append((PEER, stack.enter_context(peer)))
+        runs: dict[float, dict[str, list[dict[str, float]]]] = {r: {name: [] for name, _ in targets} for r in rates}
         for _, target in targets:
             measure(target, [Arrival(0.0, 100, 8)], 7, asked)
         for number in range(asked.rounds):
@@ -102,9 +109,10 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
                 for name, target in targets if number % 2 == 0 else reversed(targets):
                     # no prompt is ever sent twice to one server, which may keep old ones
                     seed = 1000 * number + int(100 * rate)
-                    runs[rate][name].append(measure(target, arrivals(rate, asked.seconds, number), seed, asked))
-                    print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+                    found = measure(target, arrivals(rate, asked.seconds, number), seed, asked)
+                    runs[rate][name].append(found)
+                    told = ", ".join(f"{key} {value:.2f}" for key, value in found.items())
+                    print(f"{rate:g}/s {name}: {told}", file=sys.stderr, flush=True)
     medians = {
         rate: {
             name: {key: median(one_run[key] for one_run in all_runs) for key in all_runs[0]}
@@ -125,10 +133,11 @@ def show(result: dict[str, Any], ttft_s: float, tpot_s: float) -> None:
         for name, m in by.items():
             ttft, tpot = (f"{m[f'{of}_p50_ms']:.0f} / {m[f'{of}_p90_ms']:.0f}" for of in ("ttft", "tpot"))
             print(f"| {rate:g} | {name} | {m['goodput']:.2f} | {m['good_percent']:.0f} % | {ttft} | {tpot} |")
-    peak, by = max(result["medians"].items(), key=lambda item: item[1]["llama-server"]["goodput"])
-    ours, theirs = by["hitsend"]["goodput"], by["llama-server"]["goodput"]
+    peak, by = max(result["medians"].items(), key=lambda item: item[1][PEER]["goodput"])
+    theirs = by[PEER]["goodput"]
     if theirs:
-        print(f"\nratio at {peak:g} requests/s, where llama-server's goodput is highest: {ours / theirs:.2f}")
+        ratios = ", ".join(f"{name} {by[name]['goodput'] / theirs:.2f}" for name in by if name != PEER)
+        print(f"\nratio at {peak:g} requests/s, where llama-server's goodput is highest: {ratios}")
     else:
         print("\nllama-server kept no promise at any rate: the machine is too busy, or the rates are too high")
 
@@ -142,7 +151,7 @@ def main() -> None:
     parser.add_argument("--ttft", type=float, default=2.0)
     parser.add_argument("--tpot", type=float, default=0.1)
     parser.add_argument("--native", action="store_true", help="both on what `make native native-server` compiled")
-    parser.add_argument("--layout", help="hitsend with its weights in this layout")
+    parser.add_argument("--layout", help="hitsend in these layouts, with commas (as-shipped is one)")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     result = run(asked)

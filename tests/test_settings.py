@@ -82,6 +82,7 @@ def test_tables_come_from_the_file(tmp_path):
         ({"HITSEND__RECORD__TEXT": "maybe"}, ["record.text", "true or false"]),
         ({"HITSEND__PRICES": "[{"}, ["prices", "array of tables"]),
         ({"HITSEND__PRICES": '[{"model": "*", "input": -1, "output": 0}]'}, ["prices", ">= 0", "[0].input"]),
+        ({"HITSEND_SERVER_PORT": "1"}, ["HITSEND_SERVER_PORT", "HITSEND__SERVER__PORT"]),
     ],
 )
 def test_what_cannot_work_is_named_with_its_source_and_what_is_right(env, parts):
@@ -99,6 +100,7 @@ def test_what_cannot_work_is_named_with_its_source_and_what_is_right(env, parts)
         ("engine = 3\n", "no setting engine"),
         ("[[engine]]\nmodel = 'x'\n", "no setting engine"),
         ("[serve]\nport = 1\n", "server.port?"),
+        ("[engines]\nname = 'x'\n", "[[engines]]"),
         ("[[models]]\nmatch = 'x'\nthinking = { temprature = 1 }\n", "temprature"),
     ],
 )
@@ -127,6 +129,17 @@ def test_a_password_in_a_url_is_never_shown():
     assert "s3cret" not in str(caught.value)
 
 
+def test_a_key_written_where_its_variable_s_name_belongs_is_not_repeated(tmp_path):
+    path = toml(tmp_path, '[[engines]]\nname = "there"\napi_key = "sk-s3cret"\nmodels = { a = "b" }\n')
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "engines[0]: Object contains unknown field api_key" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    path = toml(tmp_path, '[[engines]]\nname = "there"\nbase_url = "http://u:s3cret@h/v1"\nmodels = { a = "b" }\n')
+    found = shown("engines", load(path).settings.engines)
+    assert found[0]["base_url"] == "http://***@h/v1"
+
+
 def test_every_setting_has_a_type_in_words():
     assert [key for key, kind in KEYS.items() if not described(kind)] == []
 
@@ -153,7 +166,7 @@ def test_engines_without_a_kind_are_upstreams_and_each_kind_has_its_own_settings
     assert (settings.engines[1].name, settings.engines[1].aliases, settings.adapters[0].scale) == ("here", (), 1.0)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(settings), type=Settings) == settings
     for text, complaint in (
-        (pooled.replace("embedded", "elsewhere"), r"elsewhere.*\[0\]\.kind"),
+        (pooled.replace("embedded", "elsewhere"), r"\[0\]\.kind.*elsewhere"),
         (pooled + 'base_url = "x"\n', "unknown field base_url"),
         (upstream + "num_slots = 3\n", "unknown field num_slots"),
         (adapter + "scale = 1000\n", "100"),

@@ -5,8 +5,9 @@ Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the sa
 cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
 tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there three times:
 asking vLLM for each prompt's tokens before it holds anything, as by default; counting them by the checkpoint's
-tokenizer.json (`tokenizer`); and with a bound from the bytes (`counts_prompts`). `--threads`: cores on which vLLM
-computes, else all; with one less than there are, hitsend and the client have one that isn't vLLM's.
+tokenizer.json (`tokenizer`); and with a bound from the bytes (`counts_prompts`). What their flight records say of where
+the time went is printed too. `--threads`: cores on which vLLM computes, else all; with one less than there are, hitsend
+and the client have one that isn't vLLM's.
 """
 
 import argparse
@@ -30,6 +31,8 @@ from bench.peers.servers import NAME, vllm
 from bench.serving import free_port, machine, measure, wait_ready
 
 TOKENS = 2
+STEPS = ("parsed", "fitted", "reserved", "sent", "answered", "first_token")
+"""Events of a record whose times are shown; other events' go to the next one of these."""
 KEPT_S = 3.0
 ALONE = "vLLM alone"
 BEHIND = {
@@ -68,6 +71,7 @@ class Line:
         self._model = target[1]
         self._line = http.client.HTTPConnection(urlsplit(target[0]).netloc, timeout=120)
         self._used_at = 0.0
+        self.request_ids: list[str] = []
 
     def first_ms(self) -> float:
         """Milliseconds from sending to the first text of a short answer, which is read to its end."""
@@ -86,7 +90,22 @@ class Line:
         if answer.status != 200 or first is None:
             raise SystemExit(f"no answer: HTTP {answer.status}")
         self._used_at = time.perf_counter()
+        self.request_ids += [answer.headers["x-request-id"]] if "x-request-id" in answer.headers else []
         return (first - began) * 1000
+
+    def steps_ms(self, count: int) -> dict[str, float]:
+        """Medians of what the last requests' records say was spent until each event, since the one before."""
+        time.sleep(1.0)  # records are stored a moment after their answers
+        found: dict[str, list[float]] = {name: [] for name in STEPS}
+        self._line.close()
+        for request_id in self.request_ids[-count:]:
+            self._line.request("GET", f"/inspect/requests/{request_id}")
+            since = 0.0
+            for event in json.loads(self._line.getresponse().read())["events"]:
+                if event["type"] in found:
+                    found[event["type"]].append(event["at_ms"] - since)
+                    since = event["at_ms"]
+        return {name: median(times) for name, times in found.items() if times}
 
 
 def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, float]]:
@@ -104,6 +123,8 @@ def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, 
         added = sorted(b - a for a, b in zip(found[ALONE], times, strict=True))
         quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
         rows[name] = {"p50_ms": median(times), "added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
+        if name != ALONE:
+            rows[name] |= {f"{step}_ms": spent for step, spent in lines[name].steps_ms(pairs).items()}
     print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
     return rows
 
@@ -136,6 +157,10 @@ def show(found: dict[str, Any]) -> None:
         added = "" if name == ALONE else f"{first['added_p50_ms']:.2f} ({quartiles})"
         speed, share = median(found["tokens_per_s"][name]), found["shares"][name]
         print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed:.1f} | {share:.1%} |")
+    print(f"\n| ms until, by the records | {' | '.join(STEPS)} |\n|---|{'---|' * len(STEPS)}")
+    for name in BEHIND:
+        spent = (found["first_tokens"][name].get(f"{step}_ms") for step in STEPS)
+        print(f"| {name} | {' | '.join('' if each is None else f'{each:.2f}' for each in spent)} |")
 
 
 def main() -> None:

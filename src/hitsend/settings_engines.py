@@ -89,10 +89,12 @@ class EngineSettings(Section, frozen=True):
     """Guessing ahead, answers unchanged: from a text itself, by `draft_model`, by an MTP head; auto: what can work."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
+    snapshots: Count | None = None
+    """States that hybrid models keep beside each sequence's, at most 7, to take guesses back; unset: what is cheap."""
     tpot_target_s: Seconds = 0.1
     """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
     ttft_target_s: Seconds = 2.0
-    """A prompt of at most 1024 tokens that has waited for half of this goes first."""
+    """A prompt that can be on time and has waited for half of this goes first; of over 3072 tokens, none."""
     reserve_tokens: Count = 64
     """Cells beyond its prompt that a request must find free to be admitted."""
     prefix_cache_bytes: Count = 512 * 1024 * 1024

@@ -70,6 +70,9 @@ def secret(variable: str) -> str | None:
 
 def shown(key: str, value: Any) -> Any:
     """A value as it may be printed: passwords inside URLs are masked."""
+    if key == "engines":
+        text = msgspec.json.encode(value).decode()
+        return msgspec.json.decode(re.sub(r"(://)[^@/\"]*@", r"\1***@", text))
     if key == "tracing.otlp_url" and isinstance(value, str):  # there a name without a password may be a token
         return re.sub(r"(://)[^@/]*@", r"\1***@", value)
     if key in ("usage.url", "access.quota_url") and isinstance(value, str):
@@ -110,9 +113,13 @@ class _Given(msgspec.Struct, frozen=True):
 def _all(config: Path | None, env: Mapping[str, str], flags: Mapping[str, str]) -> Iterator[_Given]:
     if config is not None:
         yield from _from_file(config)
+    meant = {f"HITSEND_{key}".replace(".", "_").upper(): key for key, _, _ in fields()}
     for name in sorted(env):
         if name.startswith("HITSEND__"):
             yield _Given(name.removeprefix("HITSEND__").replace("__", ".").lower(), env[name], f"environment {name}")
+        elif name in meant:
+            right = f"HITSEND__{meant[name]}".replace(".", "__").upper()
+            raise ConfigError(f"environment {name}: is read by nobody; it is written {right}")
     for key, text in flags.items():
         yield _Given(key, text, f"flag {key}")
 
@@ -147,8 +154,10 @@ def _typed(given: _Given, kind: Any) -> Any:
 
 def _wrong(given: _Given, kind: Any, detail: str) -> ConfigError:
     right = described(kind)
-    if right == "array of tables":
-        right = f"{right}; {detail.replace('`', '').replace(' - at $', ', at ')}"
+    if right == "array of tables":  # its values aren't shown: somebody may have written a key into one
+        what, _, where = detail.replace("`", "").partition(" - at $")
+        right = "" if where else f" (it must be {right})"
+        return ConfigError(f"{given.source}: {given.key}{where}: {what}{right}")
     return ConfigError(f"{given.source}: {given.key} can't be {shown(given.key, given.value)!r}, it must be {right}")
 
 
@@ -172,5 +181,8 @@ def _of_a_kind(tables: Any) -> Any:
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    table = key.partition(".")[0]
+    if table in known and described(known[table]) == "array of tables":
+        return f"; {table} are several, each begins with [[{table}]]"
     near = difflib.get_close_matches(key, known, n=1)
     return f"; did you mean {near[0]}?" if near else " (`hitsend config show` lists them all)"

@@ -58,7 +58,9 @@ class UpstreamBase(Section, frozen=True):
     renames: dict[str, str] = {}  # noqa: RUF012  # msgspec gives each its own
     """Fields that it takes by another name: name here = "name there"; a dot leads into an object."""
     lacks: tuple[str, ...] = ()
-    """Fields that it doesn't take although its kind does; `tools`, `grammar`, `logprobs`: all that belong there."""
+    """Fields that it doesn't take although its kind does; `tools`, `grammar`, `logprobs`: all that belong there;
+    `stream_options`: usage isn't asked for, and counted here where it doesn't come by itself; `reasoning_content`:
+    earlier thoughts of a conversation aren't sent along."""
     unsupported: Literal["refuse", "ignore"] = "refuse"
     """A field that it doesn't take is a 400 that names it, or left out, with a warning in answer and record."""
     counts_prompts: Literal["bytes", "embedded", "upstream", "tokenizer"] | None = None

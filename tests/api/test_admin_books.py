@@ -56,6 +56,8 @@ async def test_what_the_metrics_never_saw_has_drifted(edge):
         ("usage?to=2026-02-30", "to"),
         ("usage?by=app&by=app", "by"),
         ("usage?limit=5", "limit"),
+        ("usage?from=2027-01-02&to=2027-01-01", "from"),
+        ("ledger?from=2027-01-02&to=2027-01-01", "from"),
         ("ledger?limit=0", "limit"),
         ("ledger?limit=1001", "limit"),
         ("ledger?limit=-1", "limit"),

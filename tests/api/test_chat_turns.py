@@ -107,6 +107,16 @@ def test_a_replayed_assistant_turn_of_the_client_library_passes():
     assert request.messages[1].fields == {"reasoning_content": "because"}
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_replayed_answer_of_thoughts_alone_passes_without_content(field: str):
+    for content in ({}, {"content": None}, {"content": ""}):
+        turns = [USER, {"role": "assistant", field: "hm", **content}, USER]
+        request, _ = parse(chat_body(messages=turns))
+        assert request.messages[1].content == ""
+        assert request.messages[1].fields["reasoning_content"] == "hm"
+    assert refusal(chat_body(messages=[USER, {"role": "assistant", field: ""}, USER])).param == "messages[1]"
+
+
 def test_the_answer_can_go_on_with_the_last_turn():
     prefill = [USER, {"role": "assistant", "content": "It is"}]
     request, _ = parse(chat_body(messages=prefill, continue_final_message=True))

@@ -226,6 +226,14 @@ async def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], nam
     assert edge.pipeline.requests == []
 
 
+async def test_an_answer_of_nothing_can_be_sent_back_as_it_came():
+    edge = Edge()
+    empty = {"role": "assistant", "content": []}
+    for turns in ([*SAID, empty, *SAID], [*SAID, empty]):
+        assert (await ask(edge, messages=turns)).status == 200
+        assert [(turn.role, turn.content) for turn in edge.pipeline.requests[-1].messages][1] == ("assistant", "")
+
+
 async def test_limits_are_counted_before_anything_is_read():
     edge = Edge(access=AccessSettings(max_messages=2, max_content_parts=1, max_tools=0, max_tokens=9))
     for fields, field in (

@@ -108,6 +108,27 @@ async def test_a_wrong_method_names_the_right_ones_and_head_is_a_get():
     assert (await edge.ask("/v1/models", {}, method="POST")).status == 405
 
 
+async def test_a_base_url_with_one_part_too_many_or_few_is_told_what_was_meant():
+    edge = Edge()
+    for path in ("/chat/completions", "/v1/v1/chat/completions", "//v1/chat/completions", "/v1//chat/completions"):
+        for end in ("", "/"):
+            answer = await edge.ask(path + end, chat_body())
+            assert (answer.status, answer.error["message"]) == (
+                404,
+                "no such route; did you mean /v1/chat/completions?",
+            )
+    assert (await edge.ask("/v1/<b>")).error["message"] == "no such route"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [(b"", "empty"), (b" \r\n", "empty"), (b"\xef\xbb\xbf{}", "byte order mark"), (b"{", "character 1")],
+)
+async def test_a_body_that_is_no_json_is_told_why(body: bytes, why: str):
+    answer = await Edge().ask("/v1/chat/completions", body)
+    assert (answer.status, why in answer.error["message"]) == (400, True)
+
+
 async def test_every_answer_has_a_request_id():
     edge = Edge()
     for path in ("/v1/models", "/nowhere", "/healthz"):

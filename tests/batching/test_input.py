@@ -25,6 +25,13 @@ def test_good_lines_with_any_line_ends_and_blank_ones_between(tmp_path):
     assert (found.num_lines, found.faults) == (3, ())
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    raw = b"\xef\xbb\xbf" + line("a") + b"\n" + line("b")
+    assert checked(tmp_path, raw) == checked(tmp_path, raw[3:])
+    assert list(lines(io.BytesIO(raw), 300)) == list(lines(io.BytesIO(raw[3:]), 300))
+    assert checked(tmp_path, b"\xef\xbb\xbf").faults[0].code == "empty_file"
+
+
 @pytest.mark.parametrize(
     ("raw", "code", "number", "param"),
     [

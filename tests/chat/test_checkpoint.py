@@ -112,8 +112,13 @@ def test_a_server_that_changes_nothing_gets_neither_tools_nor_other_roles_writte
 
 
 def test_ids_stay_where_they_are_and_only_their_number_comes_back(apart):
-    found = prompt_of(apart, user("hi there"), max_prompt_tokens=0)
-    assert (found.prompt_token_ids, found.num_tokens > 5) == ((), True)
+    found = prompt_of(apart, user("hi there"), only_counts=True)
+    assert (found.prompt_token_ids, found.spans, found.num_tokens) == (
+        (),
+        (),
+        prompt_of(apart, user("hi there")).num_tokens,
+    )
+    assert found.num_tokens > 5
     assert apart.opened().vocabulary is None
 
 

@@ -46,6 +46,39 @@ def test_the_copy(schema, expected):
         assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("schema", "bounds"),
+    [
+        ({"type": "integer", "format": "int32"}, (-(2**31), 2**31 - 1)),
+        ({"type": "integer", "format": "int32", "minimum": 1, "maximum": 2**40}, (1, 2**31 - 1)),
+        ({"type": ["integer", "null"], "format": "uint8"}, (0, 255)),
+        ({"type": "integer", "format": "uint64"}, (0, None)),
+        ({"type": "integer", "format": "int64"}, (None, None)),
+        ({"type": "number", "format": "double", "maximum": 3}, (None, 3)),
+    ],
+    ids=str,
+)
+def test_formats_of_numbers_are_bounds(schema, bounds):
+    check_schema(schema, "response_format")
+    found = enforceable(schema)
+    assert ("format" in found, found.get("minimum"), found.get("maximum")) == (False, *bounds)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "int32"},
+        {"format": "int32"},
+        {"type": ["integer", "string"], "format": "int32"},
+        {"type": "integer", "format": "int12"},
+    ],
+    ids=str,
+)
+def test_formats_of_numbers_are_of_numbers_alone(schema):
+    with pytest.raises(InvalidRequest, match="format"):
+        check_schema(schema, "response_format")
+
+
 def test_a_format_and_a_pattern_stand_side_by_side():
     found = enforceable({"format": "date", "pattern": "^2020", "allOf": [{"maxLength": 10}]})
     assert "format" not in found

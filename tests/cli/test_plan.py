@@ -149,6 +149,10 @@ def test_a_measurement_makes_the_interval_narrower(tmp_path):
     [
         ("speed --model Qwen3-8B --gpu H100 --batch 0", "--batch is 0"),
         ("speed --model Qwen3-8B --gpu H100 --accept 1", "--accept is 1"),
+        ("speed --model Qwen3-8B --gpu H100 --output 1", "--output is 1, needed is 2 or more"),
+        ("memory --model Qwen3-8B --max-num-seqs 8 --max-num-batched-tokens 4", "--max-num-batched-tokens is 4, vLLM"),
+        ("memory --model Qwen3-8B --gpu H100 --engine-version banana", "--engine-version is 'banana', needed is a"),
+        ("rent-or-buy --dedicated-cost 5 --price 1/2 --ops-cost -5", "--ops-cost is -5.0, needed is 0 or more"),
         ("speed --model Qwen3-8B --gpu H100 --engine none", "--engine none"),
         ("speed --model Llama-3.1-70B --gpu 4090", "doesn't fit on 1 x NVIDIA RTX 4090"),
         ("compare --model Qwen3-8B --slo-ttft -2", "--slo-ttft -2"),
@@ -165,6 +169,11 @@ def test_what_cannot_be_planned_is_refused_by_name(words, said):
     with pytest.raises(ConfigError) as refused:
         run(*shlex.split(words))
     assert said in str(refused.value)
+
+
+def test_a_goal_that_no_rate_keeps_names_no_number_of_replicas():
+    text = run(*shlex.split(FLEET.replace("--slo-tpot 100ms", "--slo-tpot 1ms")))
+    assert text.startswith("no number of replicas for 5 requests/s: no rate keeps the goal")
 
 
 def test_warnings_about_the_data(tmp_path):

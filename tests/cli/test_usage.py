@@ -103,6 +103,12 @@ def test_two_answers_at_once_are_none(folder):
             run(folder, *words)
 
 
+@pytest.mark.parametrize("words", [(), ("--rows",), ("--by", "day"), ("--csv",)])
+def test_days_in_the_wrong_order_are_no_days(folder, words):
+    with pytest.raises(CallFailed, match="--from 2027-01-16 is later than --to 2027-01-15"):
+        run(folder, "--from", "2027-01-16", "--to", "2027-01-15", *words)
+
+
 def test_an_empty_ledger_has_a_total_of_nothing(tmp_path):
     assert json.loads(run(tmp_path, "--rows", "--json"))["due_microusd"] == 0
     assert run(tmp_path, "--by", "app", "--csv").splitlines()[1].startswith("total,,0")

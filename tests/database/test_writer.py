@@ -127,3 +127,22 @@ async def test_what_lagged_can_be_taken_to_the_disk_by_all_who_wait_together(tmp
         away.rename(log)
     finally:
         await database.close()
+
+
+async def test_a_closed_database_takes_no_write(tmp_path):
+    database = await Database.open(f"sqlite+aiosqlite:///{tmp_path}/w.sqlite3")
+    await database.close()
+    await database.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await database.write(lambda c: c.exec_driver_sql("SELECT 1").scalar())
+
+
+async def test_an_operation_that_raises_a_cancellation_does_not_end_the_writer(url):
+    async def cancelled(_connection):
+        raise asyncio.CancelledError
+
+    async with writing(url) as (writer, database):
+        with pytest.raises(StorageFailed):
+            await writer.submit(cancelled)
+        await writer.submit(insert(1))
+        assert await seen(database) == [1]

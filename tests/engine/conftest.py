@@ -12,7 +12,7 @@ from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.settings import EngineSettings
 from tests.engine.hybrid import Tiny
 
-SMALL = EngineSettings(num_slots=8, context=512, kv_budget_bytes=0, check_every_step=True)
+SMALL = EngineSettings(num_slots=8, context=512, kv_budget_bytes=0, check_every_step=True, snapshots=7)
 
 
 def bundled() -> str:

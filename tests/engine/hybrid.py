@@ -1,4 +1,5 @@
-"""Writes tiny models of the hybrid kind: Gated DeltaNet and full attention, with or without a head that guesses ahead.
+"""Writes tiny models of the hybrid kind: Gated DeltaNet and full attention, with or without a head that guesses ahead;
+and of attention only, to guess for others.
 
 Their weights are random, but what they say isn't: each token has a successor, and the words behind one another go round
 in circles of a given length. The blocks in between disturb that a little, so what is said depends on everything before
@@ -53,6 +54,8 @@ def _metadata(path: str) -> dict[str, Any]:
 class Tiny:
     """One file. `circle`: how many words go round; `disturbance`: how much the blocks add to each word."""
 
+    architecture = "qwen35"
+
     def __init__(
         self,
         path: Path,
@@ -69,7 +72,7 @@ class Tiny:
         self._type = gguf.GGMLQuantizationType[weights]
         self._disturbance = disturbance
         self._layers, self._has_head = layers, head != "none"
-        self._writer = gguf.GGUFWriter(str(path), "qwen35")
+        self._writer = gguf.GGUFWriter(str(path), self.architecture)
         num_tokens = self._describe(donor)
         self._words(num_tokens, circle)
         for layer in range(layers):
@@ -95,16 +98,7 @@ class Tiny:
         writer.add_value_length(HEAD_SIZE)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(1e6)
-        writer.add_rope_dimension_count(HEAD_SIZE // 2)
-        writer.add_rope_dimension_sections([4, 2, 2, 0])
-        writer.add_ssm_conv_kernel(KERNEL)
-        writer.add_ssm_inner_size(VALUES)
-        writer.add_ssm_state_size(STATE_SIZE)
-        writer.add_ssm_time_step_rank(STATE_HEADS)
-        writer.add_ssm_group_count(GROUPS)
-        writer.add_uint32("qwen35.full_attention_interval", 4)
-        if self._has_head:
-            writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        self._describe_kind()
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
         writer.add_token_list(words["tokenizer.ggml.tokens"])
@@ -115,6 +109,19 @@ class Tiny:
         writer.add_add_bos_token(False)  # theirs
         writer.add_chat_template(words["tokenizer.chat_template"].decode())
         return len(words["tokenizer.ggml.tokens"])
+
+    def _describe_kind(self) -> None:
+        writer = self._writer
+        writer.add_rope_dimension_count(HEAD_SIZE // 2)
+        writer.add_rope_dimension_sections([4, 2, 2, 0])
+        writer.add_ssm_conv_kernel(KERNEL)
+        writer.add_ssm_inner_size(VALUES)
+        writer.add_ssm_state_size(STATE_SIZE)
+        writer.add_ssm_time_step_rank(STATE_HEADS)
+        writer.add_ssm_group_count(GROUPS)
+        writer.add_uint32("qwen35.full_attention_interval", 4)
+        if self._has_head:
+            writer.add_uint32("qwen35.nextn_predict_layers", 1)
 
     def _words(self, num_tokens: int, circle: int) -> None:
         words = self._normal(num_tokens, WIDTH, 1.0)
@@ -138,8 +145,8 @@ class Tiny:
             self._linear_attention(name)
         self._feed_forward(name)
 
-    def _attention(self, name: str) -> None:
-        self._matrix(f"{name}attn_q.weight", self._normal(2 * HEAD_SIZE * HEADS, WIDTH))
+    def _attention(self, name: str, *, is_gated: bool = True) -> None:
+        self._matrix(f"{name}attn_q.weight", self._normal((1 + is_gated) * HEAD_SIZE * HEADS, WIDTH))
         self._matrix(f"{name}attn_k.weight", self._normal(HEAD_SIZE * KV_HEADS, WIDTH))
         self._matrix(f"{name}attn_v.weight", self._normal(HEAD_SIZE * KV_HEADS, WIDTH))
         self._matrix(f"{name}attn_output.weight", self._disturbance * self._normal(WIDTH, HEAD_SIZE * HEADS))
@@ -183,3 +190,19 @@ class Tiny:
 
     def _vector(self, name: str, values: NDArray[np.floating]) -> None:
         self._writer.add_tensor(name, np.asarray(values, np.float32))
+
+
+class TinyDense(Tiny):
+    """Attention only. With another seed than a hybrid's it knows nothing of what that one says."""
+
+    architecture = "qwen3"
+
+    def _describe_kind(self) -> None:
+        self._writer.add_rope_dimension_count(HEAD_SIZE)
+
+    def _block(self, layer: int, *, has_attention: bool) -> None:
+        name = f"blk.{layer}."
+        self._vector(f"{name}attn_norm.weight", np.ones(WIDTH))
+        self._vector(f"{name}ffn_norm.weight", np.ones(WIDTH))
+        self._attention(name, is_gated=False)
+        self._feed_forward(name)

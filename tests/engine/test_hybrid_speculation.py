@@ -20,10 +20,11 @@ from hitsend.serve.engine.shape import head_bytes, memory_shape, num_states, pla
 from hitsend.serve.engine.speculating import can_pay, going_back, speculator_for, way_to_speculate, why_no_head
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Abort, EngineFacts, StepReport, Submit
-from hitsend.serve.loop.own_head import FIRST_CHANCE, Likelier, OwnHead
+from hitsend.serve.loop.own_head import Likelier, OwnHead
 from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.speculate import KnownCosts
 from hitsend.serve.loop.step import Loop
+from hitsend.serve.loop.trust import FIRST_CHANCE
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 from tests.engine.conftest import bundled

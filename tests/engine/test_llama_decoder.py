@@ -106,6 +106,26 @@ def test_a_batch_of_mixed_lengths_gives_the_bits_of_each_alone(
         assert all((a == b).all() for a, b in zip(rows, alone_rows, strict=True)), f"prompt of {length}"
 
 
+def test_borrowed_rows_are_those_that_are_kept_and_move_nothing(
+    decoder_of: Callable[..., LlamaDecoder], model_path: str
+) -> None:
+    """Of one call, of several, and where only some tokens have rows; changing them changes nothing later."""
+    decoder = decoder_of(model_path)
+    asked = [
+        batch((0, 0, prompt(40, 1)), (1, 0, prompt(40, 2))),
+        batch((0, 40, [5]), (1, 40, [6])),
+        batch((0, 41, [7]), (1, 41, prompt(70, 3)), (2, 0, prompt(3, 4))),
+        batch((2, 3, [8])),
+    ]
+    kept = [decoder.decode(each) for each in asked]
+    for slot in range(3):
+        decoder.release(slot)
+    for each, rows in zip(asked, kept, strict=True):
+        borrowed = decoder.decode(each._replace(borrows=True))
+        assert (borrowed == rows).all()
+        borrowed[:] = -np.inf
+
+
 def test_chunks_that_end_at_multiples_of_64_change_no_bit(
     decoder_of: Callable[..., LlamaDecoder], model_path: str
 ) -> None:

@@ -1,9 +1,10 @@
 """engine/shape.py: bytes per cell, and how a budget becomes cells."""
 
+import msgspec
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.gguf import GgufHeader
+from hitsend.gguf import GgufHeader, GgufTensor
 from hitsend.serve.engine.shape import MemoryShape, memory_shape, plan_cells
 from hitsend.settings import EngineSettings
 
@@ -53,6 +54,45 @@ def test_a_hybrid_counts_only_its_full_attention_layers_and_its_state_apart() ->
     assert (shape.num_layers, shape.num_attention_layers) == (64, 16)
     assert shape.kv_bytes_per_cell == 16 * 4 * 512 * 2
     assert shape.state_bytes_per_slot == 48 * (3 * (6144 + 2 * 16 * 128) + 128 * 6144) * 4
+
+
+def a_hybrid(weights_bytes: int, **more: object) -> GgufHeader:
+    """Of 24 layers, 18 of them recurrent, with the words of another and a head beside these weights."""
+    keys = {
+        "block_count": 25,
+        "nextn_predict_layers": 1,
+        "context_length": 1000,
+        "embedding_length": 1024,
+        "attention__head_count": 8,
+        "full_attention_interval": 4,
+        "ssm__inner_size": 2048,
+        "ssm__state_size": 128,
+        "ssm__group_count": 16,
+        "ssm__conv_kernel": 4,
+    }
+    names = {"blk.3.ffn_up.weight": 1, "token_embd.weight": 9, "output.weight": 1, "blk.24.ffn_up.weight": 5}
+    tensors = tuple(GgufTensor(name, 0, part * weights_bytes // 2, 0, 0) for name, part in names.items())
+    return msgspec.structs.replace(header("qwen35", **keys | more), tensors=tensors)
+
+
+def test_snapshots_are_as_many_as_cost_a_fiftieth_of_a_step() -> None:
+    """Copied is what the convolutions saw last: 18 layers of 3 times 6,144 values, 7 times as dear as weights."""
+    each = 18 * 3 * 6144 * 4 * 7
+    for count in (0, 1, 2, 5):
+        shape = memory_shape(a_hybrid(50 * count * each + 1000))
+        assert shape.cheap_snapshots == count
+        assert plan_cells(shape, EngineSettings(num_slots=2)).num_snapshots == count
+    assert plan_cells(memory_shape(a_hybrid(10**12)), EngineSettings(num_slots=2)).num_snapshots == 7
+    assert plan_cells(shape, EngineSettings(num_slots=2, snapshots=3)).num_snapshots == 3
+    assert plan_cells(memory_shape(a_hybrid(1)), EngineSettings(num_slots=2, snapshots=7)).num_snapshots == 7
+    assert plan_cells(shape, EngineSettings(num_slots=2, speculation="off")).num_snapshots == 0
+
+
+def test_of_experts_those_that_are_used_count() -> None:
+    names = {"blk.3.ffn_up_exps.weight": 8_000_000, "output.weight": 1_000_000}
+    tensors = tuple(GgufTensor(name, 0, 100 * size, 0, 0) for name, size in names.items())
+    found = msgspec.structs.replace(a_hybrid(0, expert_count=64, expert_used_count=8), tensors=tensors)
+    assert memory_shape(found).cheap_snapshots == int(0.02 * 200_000_000 / (18 * 3 * 6144 * 4 * 7))
 
 
 def test_kv_heads_may_be_given_per_layer() -> None:

@@ -129,7 +129,30 @@ def test_a_bad_one_is_left_alone_for_a_while():
         which.handle(submit("a", 6, max_tokens=300, temperature=0.0))
         which.run()
     assert said(run) == said(plain)
-    assert 1 <= len(drafts_of(run)) < 60
+    assert 1 <= len(drafts_of(run)) <= 5
+    assert {each.proposed for each in drafts_of(run)} == {1}
+
+
+def test_one_that_never_helped_is_asked_for_ever_fewer_requests_and_for_all_once_it_does():
+    knows = {"is_right": False}
+
+    def either(tokens):
+        return likely_to_go_on(tokens) if knows["is_right"] else np.eye(VOCAB, dtype=np.float32)[1 + sum(tokens) % 3]
+
+    run = driven(
+        eager(Instant(second({"logits_of": either}), FakeClock(), 0.001)),
+        logits_of=likely_to_go_on,
+        end_token_ids=ENDLESS,
+    )
+    tried = []
+    for number in range(200):
+        knows["is_right"] = number >= 150
+        run.reports.clear()
+        run.handle(submit(number, 6, max_tokens=8, temperature=0.0))
+        run.run()
+        tried.append(bool(drafts_of(run)))
+    assert 3 <= sum(tried[:150]) <= 12
+    assert all(tried[190:])
 
 
 def test_its_time_counts():

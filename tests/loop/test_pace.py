@@ -185,6 +185,15 @@ def test_a_prompt_of_4000_tokens_raises_the_p99_between_tokens_of_eight_decodes_
     assert together.done["long"].num_output_tokens == 10
 
 
+def test_a_prompt_is_long_that_cannot_be_on_time_even_with_the_whole_machine():
+    pace = Pace(0.1, 2.0)
+    assert [pace.is_long(tokens) for tokens in (1024, 1025, 4000)] == [False, True, True], "nothing is measured yet"
+    for prefill_s, shortest in ((0.0021, 1025), (0.001, 2001), (0.0007, 2858), (0.0001, 3073)):
+        pace.costs.prefill_s = prefill_s
+        assert not pace.is_long(shortest - 1)
+        assert pace.is_long(shortest)
+
+
 def test_a_short_prompt_passes_a_long_one_that_cannot_be_on_time():
     both = [arrival(3.0, "long", 4000, 10), arrival(3.5, "short", 128, 10)]
     assert beside(both).ttft_s["short"] < 2.0

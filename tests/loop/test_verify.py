@@ -42,6 +42,9 @@ class Fixed:
     def chances(self, sequences):
         return [1.0] * len(sequences)
 
+    def longest(self, sequences):
+        return 15
+
     def propose(self, sequences, length):
         return [tuple(self._draft(sequence, length)) for sequence in sequences]
 
@@ -162,6 +165,27 @@ def test_rows_tell_what_was_guessed_and_add_up():
         else:
             assert row.decode_tokens == 1 + row.drafted.accepted == len(row.sampled)
             assert 0 < row.drafted.proposed >= row.drafted.accepted
+
+
+def test_nobody_is_guessed_for_while_a_prompt_is_to_be_computed():
+    """Also not in steps in which the pace leaves it out: long steps would be all that comes between its turns."""
+    job, prompt = submit("a", 5, max_tokens=400, temperature=0.0), submit("b", 600, max_tokens=2, temperature=0.0)
+    limits = LoopLimits(step_tokens=64, tpot_target_s=0.02, ttft_target_s=0.01, check_every_step=True)
+    sizes = {"vocab_size": VOCAB, "cells_per_slot": 800, "next_token": lambda tokens: 1 + tokens[-1] % 7}
+    run = Driven(limits=limits, speculator=eager(PromptLookup()), **sizes)
+    run.handle(job)
+    for _ in range(20):
+        run.step()
+    run.handle(prompt)
+    run.run()
+    begun = False
+    drafted = {True: 0, False: 0}
+    for report in run.of(StepReport):
+        names = {row.request_id for row in report.rows if row.prefill_tokens}
+        begun = (begun or "b" in names) and not any(row.request_id == "b" and row.sampled for row in report.rows)
+        drafted[begun] += any(row.drafted for row in report.rows)
+    assert drafted[False] > 5
+    assert not drafted[True]
 
 
 MIXED = SamplingParams(top_p=0.9, min_p=0.05, presence_penalty=0.7, repetition_penalty=1.2, xtc_probability=0.3)

@@ -160,7 +160,7 @@ def test_what_does_not_fit_says_what_breaks_and_what_would():
     assert found["fits"] is False
     assert found["max_concurrency"] == 0
     assert found["breaks_first"].startswith("the weights: 131.42 GiB")
-    assert found["would_fit"] == {"longest_len": None, "smallest_tp": 4, "weights": "int4"}
+    assert found["would_fit"] == {"longest_len": None, "smallest_tp": 2, "weights": "int4"}
     found = document(ask("Llama-3.1-8B", gib=1, max_model_len=131_072))
     assert found["breaks_first"] == "the cache: one sequence of 131,072 tokens doesn't fit into 1.00 GiB"
     assert found["would_fit"]["longest_len"] == 8192

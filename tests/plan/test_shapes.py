@@ -143,7 +143,7 @@ def test_a_table_that_is_only_looked_up_is_held_and_not_multiplied():
             {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [1]},
             "moe_layer_freq",
         ),
-        ({"model_type": "zamba2"}, "'zamba2' and won't guess"),
+        ({"model_type": "mllama"}, "'mllama' and won't guess"),
     ],
 )
 def test_what_can_t_be_right_is_named(change, said):

@@ -7,7 +7,7 @@ import pytest
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.request import Delta, Message, OutputFormat, Principal, Request, SamplingAsked, Tool
-from hitsend.serve.chat.handover import Counted, Handover, check, count, fit, with_warnings
+from hitsend.serve.chat.handover import Counted, Handover, check, count, fit, handed_over
 from hitsend.serve.engine.openai_body import asked, encode_body
 from hitsend.serve.engine.profiles import PROFILES
 from hitsend.serve.engine.terms import changes, drops, terms_of
@@ -116,7 +116,7 @@ def handover(settings, **fields):
 def checked(settings, **fields):
     request = request_of(**fields)
     terms = handover(settings)
-    return with_warnings(request, terms, check(request, terms, set(asked(request))))
+    return handed_over(request, terms, check(request, terms, set(asked(request))))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from hitsend.settings_upstreams import UpstreamSettings
 
 
 def body(**fields):
-    request = Request("r", "near", (Message("user", "hé"),), **fields)
+    request = Request("r", "near", fields.pop("messages", (Message("user", "hé"),)), **fields)
     terms = terms_of(UpstreamSettings(name="there", models={"near": "far"}))
     return json.loads(encode_body(request, 9, terms)), set(asked(request)) - OPENAI_FIELDS
 
@@ -69,6 +69,15 @@ def test_what_was_asked_for_goes_out():
     assert sent["response_format"]["json_schema"] == {"name": "s", "schema": {"type": "object"}, "strict": True}
     assert (sent["logit_bias"], sent["reasoning_effort"]) == ({"5": -100.0}, "low")
     assert extra == set()
+
+
+def test_nothing_is_written_out_where_others_parse_it():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+    history = Message("assistant", None, {"tool_calls": [call]}), Message("tool", "", {"tool_call_id": "c"})
+    sent, _ = body(messages=history, tools=(Tool("f"),))
+    assert sent["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert sent["messages"][0]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+    assert call["function"]["arguments"] == "", "the history is somebody else's"
 
 
 def test_extensions_are_named():

@@ -2,9 +2,10 @@ import asyncio
 
 import pytest
 
-from hitsend.core.errors import StorageFailed
+from hitsend.core.errors import NotFound, StorageFailed
+from hitsend.serve.usage.files import FileStore, Whose
 from hitsend.serve.usage.responses import ResponseStore
-from hitsend.settings import ResponsesSettings
+from hitsend.settings import BatchSettings, ResponsesSettings
 from tests.usage.storage import Faults, storage
 
 
@@ -26,6 +27,14 @@ async def test_a_response_is_there_for_its_key_alone_until_it_is_deleted(url):
         assert await store.delete("r1", key_id="k")
         assert await store.get("r1", key_id="k") is None
         assert not await store.delete("r1", key_id="k")
+
+
+async def test_an_id_with_a_zero_byte_is_nobody_s(url, tmp_path):
+    async with storage(url) as opened:
+        assert await store_on(opened).get("a\0b", key_id="k") is None
+        files = FileStore(opened.database, opened.writer, opened.clock, BatchSettings(), tmp_path)
+        with pytest.raises(NotFound):
+            await files.get("a\0b", Whose("k", sees_all=False))
 
 
 async def test_an_id_that_is_taken_stays_as_it_is(url):

@@ -20,7 +20,7 @@ class Client:
     """One server, spoken to over one session."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients are given one that ends so
         self.request_id: str | None = None
         """Of the last chat, from the answer's header."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -97,6 +97,8 @@ class Client:
         return document
 
     def _unreachable(self, error: BaseException) -> CallFailed:
+        if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+            return CallFailed(f"{self.url} is no address of a server, which is like http://127.0.0.1:8000")
         if isinstance(error, aiohttp.ClientConnectorError):
             return CallFailed(f"no server at {self.url} ({os.strerror(error.errno or 0)}); `hitsend serve` starts one")
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

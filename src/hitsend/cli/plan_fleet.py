@@ -137,7 +137,10 @@ def _simulated(given: Given, facts: Path | None) -> dict[str, Any]:
 
 def fleet_text(found: dict[str, Any], peak_rps: float) -> list[str]:
     """The same document for a reader."""
-    head = f"{found['replicas']} replicas, {found['gpus']} GPUs for {peak_rps:g} requests/s: {found['sure']}"
+    many = (
+        "no number of replicas" if found["replicas"] is None else f"{found['replicas']} replicas, {found['gpus']} GPUs"
+    )
+    head = f"{many} for {peak_rps:g} requests/s: {found['sure']}"
     return [head, *(f"  {line}" for line in found["explain"])]
 
 

@@ -21,6 +21,7 @@ from hitsend.plan.logs import compare_logs, read_logs, scores
 from hitsend.plan.memory import MemoryQuestion, plan_memory
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.sizes import Ranks
+from hitsend.plan.versions import number_of
 
 MAX_GIB = 1_000_000
 
@@ -62,7 +63,7 @@ def memory(
     question = MemoryQuestion(
         checkpoint=find_checkpoint(model, known),
         engine=engine,
-        engine_version=engine_version,
+        engine_version=_version(engine, engine_version),
         gpu=None if gpu is None else find_gpu(gpu, known),
         ranks=Ranks(tp, pp, dcp, dp, ep),
         weights=weights,
@@ -72,13 +73,27 @@ def memory(
         prefix_caching=prefix_caching,
         drafts=mtp,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=_sequences(engine, max_num_seqs, max_num_batched_tokens),
         available_kv_bytes=_available_bytes(available_kv_gib),
     )
     found = document(plan_memory(question))
     if engine == "hitsend" and gpu is None:
         found["process"] = process_memory(model, max_model_len, max_num_seqs, kv_dtype, available_kv_gib)
     return give(found, memory_text(found), as_json=as_json)
+
+
+def _version(engine: str, told: str | None) -> str | None:
+    """What a log prints may be anything; a person who mistypes one is told so."""
+    if engine == "vllm" and told is not None and number_of(told) is None:
+        raise ConfigError(f"--engine-version is {told!r}, needed is a version of vLLM such as 0.20.1")
+    return told
+
+
+def _sequences(engine: str, sequences: int | None, tokens: int | None) -> int | None:
+    """vLLM doesn't start where a step is too small for a token of each sequence."""
+    if engine == "vllm" and sequences is not None and tokens is not None and tokens < sequences:
+        raise ConfigError(f"--max-num-batched-tokens is {tokens}, vLLM needs --max-num-seqs, {sequences}, or more")
+    return sequences
 
 
 def _available_bytes(gib: float | None) -> int | None:

@@ -49,6 +49,8 @@ def usage(
     if rows and by:
         raise CallFailed("--rows and --by: one of them")
     first, last = (None if day is None else day.date() for day in (since, until))
+    if first is not None and last is not None and first > last:
+        raise CallFailed(f"--from {first} is later than --to {last}")
     if rows:
         form = "csv" if as_csv else "json" if as_json else "text"
         with_database(config, data, lambda database: print_rows(stream_rows(database, first, last), form))

@@ -153,6 +153,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The MLP's width, for the activation estimate; so are the next two."""
     experts_per_token: int = 0
     expert_width: int = 0
+    expert_hidden: int = 0
+    """Where experts work in a smaller space than the hidden one (LatentMoE)."""
     weights: str | None = None
     """What the checkpoint itself is quantised to (`fp8`, `int4`, `gguf:Q4_K` …); None: 16 bit."""
     tensors: tuple[Tensor, ...] = ()

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from hitsend.core.errors import ConfigError
-from hitsend.plan import compressed, gemma, matrices
-from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params
+from hitsend.plan import compressed, gemma, matrices, nas, zamba
+from hitsend.plan.checkpoint import Checkpoint, KvLayer, Layer, Params, StateLayer
 from hitsend.plan.dialects import in_usual_names
-from hitsend.plan.families import FAMILIES, Family
+from hitsend.plan.families import FAMILIES, IN_KNOWN_TERMS, UNKNOWN, Family
 from hitsend.plan.keys import Keys
 from hitsend.plan.patterns import ATTENTION, RECURRENT, kinds_of_layers, shared_from
+from hitsend.plan.quantised import weights_of
 from hitsend.plan.states import state_of
+
+MAX_DRAFT_LAYERS = 64
 
 
 def checkpoint_of(
@@ -27,17 +30,14 @@ def checkpoint_of(
     kinds = kinds_of_layers(keys, family)
     shared = shared_from(keys, kinds)
     layers = tuple(_layer(keys, family, kind, index, is_shared=index in shared) for index, kind in enumerate(kinds))
-    kv_kinds = [kind for kind in kinds if kind in ATTENTION]
-    mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
-    # a draft layer stands behind the others
-    behind = len(kinds) if family.is_compressed else len(kinds) - 1
-    last = _layer(keys, family, kv_kinds[-1], behind, is_shared=False) if kv_kinds else Layer()
+    if keys.model_type == "zamba2":
+        layers = _with_shared_blocks(keys, layers)
     return Checkpoint(
         name=name or str(keys.find("_name_or_path") or source),
         architecture=keys.model_type,
         source=source,
         layers=layers,
-        mtp_layers=(_mtp(keys, last),) * mtp,
+        mtp_layers=_draft_layers(keys, family, kinds),
         hidden=None if keys.flag("kv_only") else keys.number("hidden_size"),
         vocab=keys.maybe("vocab_size") or None,
         context=keys.maybe("max_position_embeddings") or None,
@@ -45,48 +45,21 @@ def checkpoint_of(
         intermediate=_widest(keys),
         experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
         expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
+        expert_hidden=keys.maybe("moe_latent_size"),
         weights=weights_of(config),
         uncertain=(*uncertain, *_unsure(keys)),
     )
-
-
-def weights_of(config: Mapping[str, Any]) -> str | None:
-    """What the config says the weights are quantised to; None: 16 bit. Raises ConfigError for an unknown method."""
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, Mapping) else {}
-    quantised = config.get("quantization_config") or inner.get("quantization_config")
-    if "fp4" in {config.get("expert_dtype"), inner.get("expert_dtype")}:
-        return "nvfp4-experts" if "nvfp4" in str(quantised).lower() else "fp4-experts"
-    if not quantised:
-        return None
-    if not isinstance(quantised, Mapping):
-        raise ConfigError(f"quantization_config is {str(quantised)[:40]}, needed is an object")
-    text = str(quantised).lower()
-    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "").lower()
-    if "mxfp4" in method:
-        return "mxfp4"
-    if "nvfp4" in text or "fp4" in method:
-        return "nvfp4"
-    if method in {"awq", "gptq", "auto-round", "autoround"}:
-        return "int8" if quantised.get("bits") == 8 else "int4"
-    if method == "fp8" and str(inner.get("model_type") or config.get("model_type")).startswith("glm5_next"):
-        return "fp8-dynamic"  # its recurrent layers stay 16 bit
-    if method in {"fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"}:
-        is_int4 = "'num_bits': 4" in text
-        if is_int4 and "self_attn" in str(quantised.get("ignore")):
-            return "int4-experts"
-        is_int = "'type': 'int'" in text
-        return "int4" if is_int4 else "int8" if is_int else "fp8"
-    raise ConfigError(f"quantization_config.quant_method is {method!r}; say --weights bf16, fp8, int8, int4 or nvfp4")
 
 
 def _family(keys: Keys) -> Family:
     found = FAMILIES.get(keys.model_type) or FAMILIES.get(keys.outer_type)
     if found is None:
         what = keys.model_type or "(no model_type)"
+        why = next((UNKNOWN[name] for name in UNKNOWN if what.startswith(name)), "")
         raise ConfigError(
-            f"{keys.source}: the planner doesn't know the architecture {what!r} and won't guess; it knows "
-            + ", ".join(sorted(FAMILIES))
+            f"{keys.source}: the planner doesn't know the architecture {what!r} and won't guess"
+            + (f": {why}" if why else "")
+            + f"; {IN_KNOWN_TERMS}; it knows {', '.join(sorted(FAMILIES))}"
         )
     return found
 
@@ -98,10 +71,12 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
         return Layer(kv=kv, state=state, shares_kv=is_shared)
     hidden = keys.number("hidden_size")
     params = Params()
-    if kv is not None:
+    if kv is not None and keys.model_type != "zamba2":
         params += _attention(keys, family, kv, hidden)
+    if nas.has_blocks(keys):
+        return Layer(kv=kv, params=nas.layer_params(keys, index, kv, hidden))
     if state is not None:
-        params += matrices.recurrent(hidden, state)
+        params += _recurrent(keys, state, hidden)
     if family.is_one_mixer_per_block:
         params += _experts(keys, family, hidden) if kind == "moe" else Params()
         params += Params(mlp=_width(keys, ("intermediate_size", index), hidden, family)) if kind == "mlp" else Params()
@@ -113,6 +88,30 @@ def _layer(keys: Keys, family: Family, kind: str, index: int, *, is_shared: bool
     return Layer(kv=kv, state=state, shares_kv=is_shared, params=params)
 
 
+def _recurrent(keys: Keys, state: StateLayer, hidden: int) -> Params:
+    if state.kind != "kda" or keys.model_type.startswith("glm5_next"):
+        return matrices.recurrent(hidden, state)
+    is_whole = keys.flag("no_kda_lora")
+    linear = keys.find("linear_attn_config")
+    is_gate_whole = is_whole or bool(isinstance(linear, dict) and linear.get("use_full_rank_gate"))
+    return matrices.kda(
+        hidden, state, None if is_whole else state.value_dim, None if is_gate_whole else state.value_dim
+    )
+
+
+def _with_shared_blocks(keys: Keys, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Zamba2: what the uses of shared blocks add, in the order of their uses."""
+    made, order = [], 0
+    for layer in layers:
+        if layer.kv is not None and layer.params is not None:
+            more = zamba.hybrid_params(keys, order, layer.kv, keys.number("hidden_size"))
+            made.append(Layer(kv=layer.kv, state=layer.state, params=layer.params + more))
+            order += 1
+        else:
+            made.append(layer)
+    return tuple(made)
+
+
 def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
     if family.is_latent:
         return _latent(keys)
@@ -122,7 +121,8 @@ def _kv(keys: Keys, family: Family, kind: str, index: int) -> KvLayer:
     is_global, is_sliding = kind == "full_attention", kind == "sliding_attention"
     own = "num_global_key_value_heads" if is_global else "swa_num_key_value_heads" if is_sliding else ""
     kv_heads = (
-        keys.maybe(own)
+        (nas.kv_heads(keys, index) if nas.has_blocks(keys) else 0)
+        or keys.maybe(own)
         or (keys.maybe("num_key_value_heads", default=heads) if family.is_mha_by_default else 0)
         or keys.number("num_key_value_heads")
     )
@@ -181,7 +181,8 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     if kv.beside_window:
         return compressed.attention_of(keys, kv, hidden)
     if kv.latent_dim is not None:
-        return matrices.latent_attention(hidden, kv, keys.maybe("q_lora_rank") or None, keys.maybe("index_n_heads"))
+        made = matrices.latent_attention(hidden, kv, keys.maybe("q_lora_rank") or None, keys.maybe("index_n_heads"))
+        return made + Params(attention=_output_gate(keys, kv, hidden))
     query, each = kv.heads * kv.key_dim, kv.kv_heads * kv.key_dim
     biases = query + 2 * each if family.has_qkv_bias or keys.flag("attention_bias") else 0
     biases += hidden if family.has_out_bias or keys.flag("attention_bias") else 0
@@ -192,6 +193,18 @@ def _attention(keys: Keys, family: Family, kv: KvLayer, hidden: int) -> Params:
     return matrices.grouped_attention(
         hidden, kv, is_gated=family.is_gated_attention, has_qk_norm=has_qk_norm, biases=biases
     )
+
+
+def _output_gate(keys: Keys, kv: KvLayer, hidden: int) -> int:
+    """A gate on latent attention's output: one number for each head (Ling 3) or for each element (Kimi K3)."""
+    told = keys.find("gated_attention_proj_granularity_type")
+    if told not in {None, "head_wise", "element_wise"}:
+        raise ConfigError(
+            f"{keys.source}: gated_attention_proj_granularity_type is {told!r}, known are head_wise and element_wise"
+        )
+    if told == "head_wise":
+        return hidden * kv.heads
+    return hidden * kv.heads * kv.value_dim if told or keys.flag("mla_use_output_gate") else 0
 
 
 def _feed_forward(keys: Keys, family: Family, index: int, hidden: int, *, is_shared: bool) -> Params:
@@ -210,6 +223,8 @@ def _width(keys: Keys, where: tuple[str, int], hidden: int, family: Family, *, i
 
 
 def _widest(keys: Keys) -> int | None:
+    if nas.has_blocks(keys):
+        return nas.widest(keys)
     value = keys.find("intermediate_size")
     if isinstance(value, list):
         return max((width for width in value if isinstance(width, int)), default=0) or None
@@ -303,6 +318,18 @@ def _unsure(keys: Keys) -> tuple[str, ...]:
     if counted:
         return (f"the vision tower, counted as {counted:,} parameters in its blocks",)
     return ("the vision tower's parameters are not counted: vision_config doesn't tell its shapes",)
+
+
+def _draft_layers(keys: Keys, family: Family, kinds: list[str]) -> tuple[Layer, ...]:
+    mtp = keys.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+    if mtp > MAX_DRAFT_LAYERS:
+        raise ConfigError(f"{keys.source}: num_nextn_predict_layers is {mtp:,}, the most is {MAX_DRAFT_LAYERS}")
+    kv_kinds = [kind for kind in kinds if kind in ATTENTION]
+    if not mtp or not kv_kinds:
+        return (Layer(),) * mtp
+    # a draft layer stands behind the others
+    behind = len(kinds) if family.is_compressed else len(kinds) - 1
+    return (_mtp(keys, _layer(keys, family, kv_kinds[-1], behind, is_shared=False)),) * mtp
 
 
 def _mtp(keys: Keys, last: Layer) -> Layer:

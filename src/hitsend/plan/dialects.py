@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan import nas, zamba
 from hitsend.plan.keys import Keys
 
 Names = dict[str, Any]
@@ -121,6 +122,32 @@ def _mimo(keys: Keys) -> Names:
     }
 
 
+def _bailing_hybrid(keys: Keys) -> Names:
+    """Ling 3: every `layer_group_size`-th layer is latent attention and so is an unfinished group's, the others KDA
+    (its published modelling code). Ling 2.5 has the same name and Lightning attention."""
+    if keys.find("short_conv_kernel_size") is None:
+        raise ConfigError(
+            f"{keys.source}: the key 'short_conv_kernel_size' is missing, so this is Ling 2.5 with Lightning "
+            "attention; what engines keep for that isn't known here"
+        )
+    layers, size = keys.number("num_hidden_layers"), keys.number("layer_group_size")
+    whole = layers // size * size
+    full = [(layer + 1) % size == 0 or layer >= whole for layer in range(layers)]
+    heads, dim = keys.number("num_attention_heads"), keys.number("head_dim")
+    kernel = keys.number("short_conv_kernel_size")
+    return {
+        "layer_kinds": ["full_attention" if one else "linear_attention" for one in full],
+        "linear_attn_config": {"num_heads": heads, "head_dim": dim, "short_conv_kernel_size": kernel},
+        "moe_shared_expert_intermediate_size": keys.maybe("moe_shared_expert_intermediate_size")
+        * keys.maybe("num_shared_experts", default=1)
+        or None,
+    }
+
+
+def _nas(keys: Keys) -> Names:
+    return {"layer_kinds": nas.kinds(keys)}
+
+
 def _exaone_four(keys: Keys) -> Names:
     told = keys.find("sliding_window_pattern")
     if isinstance(told, str) and (told.count("G") != 1 or not told.endswith("G")):
@@ -141,6 +168,11 @@ _DIALECTS: dict[str, Callable[[Keys], Names]] = {
     "mimo_v2": _mimo,
     "mimo_v2_flash": _mimo,
     "exaone4": _exaone_four,
+    "bailing_hybrid": _bailing_hybrid,
+    "nemotron-nas": _nas,
+    "deci": _nas,
+    "zamba2": zamba.names,
+    "kimi_linear": _renamed(num_experts_per_tok="num_experts_per_token", moe_latent_size="routed_expert_hidden_size"),
     "exaone": _renamed(num_hidden_layers="num_layers"),
     "afmoe": _renamed(sliding_every="global_attn_every_n_layers", first_k_dense_replace="num_dense_layers"),
     "ernie4_5_moe": _renamed(

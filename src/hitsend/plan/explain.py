@@ -14,7 +14,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.blocks import BlockPlan
 from hitsend.plan.checkpoint import KvLayer, Layer, StateLayer
 from hitsend.plan.formats import has_cache, kv_bytes, weight_format
-from hitsend.plan.memory import DEFAULT_UTILIZATION, MemoryPlan, MemoryQuestion, plan_memory
+from hitsend.plan.memory import MemoryPlan, MemoryQuestion, plan_memory, utilization_of
 from hitsend.plan.sizes import Ranks, kv_bytes_per_token, latent_row_bytes, state_bytes
 
 GIB = 2**30
@@ -170,7 +170,7 @@ def _free_line(plan: MemoryPlan) -> str:
     question, stage = plan.question, plan.stage
     if question.available_kv_bytes is not None or question.gpu is None or stage.overhead is None:
         return f"free for the cache: {_gib(stage.available_bytes or 0)} per GPU, as given"
-    use = question.gpu_memory_utilization or DEFAULT_UTILIZATION[question.engine]
+    use = utilization_of(question)
     over = stage.overhead
     return (
         f"free for the cache: {use:g} x {_gib(question.gpu.memory_bytes)} ({question.gpu.name}) - "

@@ -125,7 +125,11 @@ FAMILIES: dict[str, Family] = {
     "glm_moe_dsa": _LATENT_BIASED,
     "kimi_k2": _LATENT_BIASED,
     "kimi_k25": _LATENT_BIASED,
-    "kimi_linear": Family(is_latent=True),
+    "kimi_linear": _LATENT_BIASED,
+    "bailing_hybrid": _LATENT_BIASED,
+    "nemotron-nas": Family(),
+    "deci": Family(),
+    "zamba2": Family(is_tied_by_default=True, is_one_mixer_per_block=True, is_mha_by_default=True),
     "sarvam_mla": _LATENT,
     "deepseek_v4": Family(is_compressed=True, has_router_bias=True),
     "glm5_next": _LATENT_BIASED,
@@ -200,3 +204,20 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(norms_per_layer=1, is_tied_by_default=True),
     "cohere2": Family(norms_per_layer=1, is_tied_by_default=True, sliding_pattern=4),
 }
+
+UNKNOWN: dict[str, str] = {
+    "mllama": (
+        "its cross-attention layers keep an image's tokens instead of the text's, and how the engines that still serve "
+        "it divide a pool between the two isn't known here"
+    ),
+    "qwen4_exp": (
+        "what its sparse attention keeps beside keys and values, and how engines page that, wasn't found in a "
+        "published config.json"
+    ),
+}
+"""What isn't known about an architecture that is refused, by its `model_type`."""
+IN_KNOWN_TERMS = (
+    'where you know what a token takes, pass that in known terms, as {"model_type": "llama", "kv_only": true, '
+    '"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128} in a file, with '
+    "--available-kv-gib"
+)

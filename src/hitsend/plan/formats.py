@@ -105,6 +105,7 @@ WEIGHTS: dict[str, WeightFormat] = {
     "nvfp4": WeightFormat(Fraction(9, 16), leaves_recurrent=True),
     # 4 bits and one 8-bit scale per 32; what ships in it leaves attention in 16 bit
     "mxfp4": WeightFormat(Fraction(17, 32), is_experts_only=True),
+    "mxfp4-linear": WeightFormat(Fraction(17, 32)),
     # 4 bits and one 16-bit scale per 32, experts only: Kimi K2 Thinking and K2.5
     "int4-experts": WeightFormat(Fraction(9, 16), is_experts_only=True),
     # experts as mxfp4, the rest fp8: DeepSeek-V4's own checkpoints (`expert_dtype`)
@@ -128,6 +129,17 @@ def weight_format(name: str) -> WeightFormat:
     if found is None:
         raise ConfigError(f"--weights {name}: known are {', '.join(WEIGHTS)} and gguf:TYPE")
     return found
+
+
+def weights_name(asked: str | None, own: str | None, *, has_experts: bool) -> str:
+    """What was asked for, else the checkpoint's own, else 16 bit; mxfp4 of a model without experts is all its matrices.
+    Raises ConfigError for a format of experts where there are none."""
+    name = asked or own or "bf16"
+    if has_experts or name == "gguf" or not weight_format(name).is_experts_only:
+        return name
+    if name.casefold() == "mxfp4":
+        return "mxfp4-linear"
+    raise ConfigError(f"--weights {name}: that is a format of experts, and the model has none")
 
 
 def gguf_type(ending: str) -> tuple[str, bool] | None:

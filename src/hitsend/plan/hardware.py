@@ -40,5 +40,15 @@ def is_large(gpu: Gpu) -> bool:
     return gpu.memory_bytes >= _LARGE_BYTES and not any(part in _plain(gpu.name) for part in _NOT_LARGE)
 
 
+def is_unified(gpu: Gpu) -> bool:
+    """Whether NVIDIA's driver can't say how much memory is the GPU's own."""
+    return "gb10" in _plain(gpu.name)
+
+
+def is_a100(gpu: Gpu) -> bool:
+    """vLLM's defaults name it."""
+    return "a100" in _plain(gpu.name) and gpu.memory_bytes >= _LARGE_BYTES
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold().replace("nvidia", "").replace("amd", "").replace("geforce", ""))

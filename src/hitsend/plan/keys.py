@@ -90,3 +90,10 @@ class Keys:
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ConfigError(f"{self.source}: {names[0]} must be a list of words")
         return value
+
+    def word(self, *names: str) -> str | None:
+        """A word, or None where there is none. Raises ConfigError for anything else."""
+        value = self.find(*names)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{self.source}: {names[0]} is {str(value)[:40]}, needed is a word")
+        return value

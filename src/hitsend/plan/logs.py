@@ -67,6 +67,8 @@ def read_logs(path: Path) -> list[dict[str, Any]]:
     logs = content.get("logs") if isinstance(content, dict) else content
     if not isinstance(logs, list) or not all(isinstance(log, dict) and "engine" in log for log in logs):
         raise ConfigError(f"{path}: it must hold a list of logs, each with an engine")
+    if not logs:
+        raise ConfigError(f"{path}: there is no log in it")
     return logs
 
 

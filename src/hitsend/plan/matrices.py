@@ -79,6 +79,16 @@ def delta_net(hidden: int, state: StateLayer) -> Params:
     )
 
 
+def kda(hidden: int, state: StateLayer, decay_rank: int | None, gate_rank: int | None) -> Params:
+    """Kimi Delta Attention (arXiv 2510.26692): q, k, v, beta, convolutions, A, dt, norm, out; decay and gate as two
+    thin matrices of a rank each, or one whole one (None)."""
+    value = state.value_heads * state.value_dim
+    ranks = sum(hidden * value if rank is None else rank * (hidden + value) for rank in (decay_rank, gate_rank))
+    into = hidden * (state.conv_channels + state.value_heads) + ranks
+    small = state.conv_channels * state.kernel + state.value_heads + value
+    return Params(recurrent=into + small + value * hidden, norms=state.value_dim)
+
+
 def mamba(hidden: int, state: StateLayer) -> Params:
     """Mamba-2 (arXiv 2405.21060): one projection to z, x, B, C and dt, convolution with bias, A, D, dt, norm, out."""
     inner = state.value_heads * state.value_dim

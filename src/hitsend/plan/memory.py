@@ -19,22 +19,23 @@ from hitsend.plan.blocks import BLOCK_TOKENS, LATENT_BLOCK_TOKENS, BlockPlan, Bl
 from hitsend.plan.cells import CellPool, Costs, llama_pool, sglang_pool, shared_pool
 from hitsend.plan.checkpoint import Checkpoint, Layer
 from hitsend.plan.facts import Gpu
-from hitsend.plan.formats import WeightFormat, weight_format
+from hitsend.plan.formats import WeightFormat, weight_format, weights_name
 from hitsend.plan.hardware import is_blackwell, is_large
 from hitsend.plan.overhead import (
     Overhead,
+    Step,
     default_batch_tokens,
     default_sequences,
     estimate_overhead,
     graph_bytes,
 )
 from hitsend.plan.sizes import Ranks, indexer_bytes, is_llama, kv_bytes_per_token, stages, state_bytes, weights_bytes
-from hitsend.plan.versions import group_slack, has_new_log, has_window_groups, steps_in_flight
+from hitsend.plan.versions import default_share, group_slack, has_new_log, has_window_groups, steps_in_flight
 
 MAX_TOKENS, MAX_DRAFTS = 10**9, 64
 ENGINES = ("vllm", "sglang", "llama.cpp", "hitsend")
-DEFAULT_UTILIZATION = {"vllm": 0.9, "sglang": 0.88, "llama.cpp": 1.0, "hitsend": 1.0}
-"""vLLM's documented default; SGLang's static fraction depends on the GPU and is near this; the others take all."""
+DEFAULT_UTILIZATION = {"sglang": 0.88, "llama.cpp": 1.0, "hitsend": 1.0}
+"""SGLang's static fraction depends on the GPU and is near this; the others take all. vLLM's: `versions.py`."""
 
 
 class MemoryQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ def plan_memory(question: MemoryQuestion) -> MemoryPlan:
     _check(question)
     model, ranks = question.checkpoint, question.ranks
     kv_dtype = effective_kv_dtype(question)
-    name = question.weights or model.weights or "bf16"
+    name = weights_name(question.weights, model.weights, has_experts=model.experts_per_token > 0)
     form = weight_format("bf16" if name == "gguf" else name)
     length = question.max_model_len or model.context
     if length is None:
@@ -205,15 +206,15 @@ def _check(question: MemoryQuestion) -> None:
 def _stage(asked: MemoryQuestion, form: WeightFormat, layers: range) -> StagePlan:
     model = asked.checkpoint
     weights = _weights(asked, form, layers)
-    overhead = estimate_overhead(
-        model,
+    step = Step(
         asked.engine,
+        tokens=asked.max_num_batched_tokens or 1,
+        sequences=asked.max_num_seqs or default_sequences(asked.engine, asked.engine_version, asked.gpu),
         tp=asked.ranks.tp,
-        batch=asked.max_num_batched_tokens or 1,
-        sequences=asked.max_num_seqs or default_sequences(asked.engine, asked.gpu),
-        graphs=graph_bytes(asked.engine, asked.engine_version, asked.gpu),
+        version=asked.engine_version,
         is_small=asked.gpu is not None and not is_large(asked.gpu),
     )
+    overhead = estimate_overhead(model, step, graph_bytes(asked.engine, asked.engine_version, asked.gpu))
     available = asked.available_kv_bytes
     if available is None and asked.gpu is not None:
         available = _left_over(asked, weights, overhead)
@@ -240,8 +241,15 @@ def _left_over(asked: MemoryQuestion, weights: Fraction | None, overhead: Overhe
             f"{asked.checkpoint.name}: its widths aren't known, so what --gpu leaves can't be said; "
             "give --available-kv-gib"
         )
-    use = asked.gpu_memory_utilization or DEFAULT_UTILIZATION[asked.engine]
+    use = utilization_of(asked)
     return math.floor(Fraction(str(use)) * asked.gpu.memory_bytes - weights) - overhead.total
+
+
+def utilization_of(asked: MemoryQuestion) -> float:
+    """The share of the GPU that was asked for, or the engine's default."""
+    if asked.gpu_memory_utilization is not None:
+        return asked.gpu_memory_utilization
+    return default_share(asked.engine_version) if asked.engine == "vllm" else DEFAULT_UTILIZATION[asked.engine]
 
 
 def _weights(asked: MemoryQuestion, form: WeightFormat, layers: range) -> Fraction | None:

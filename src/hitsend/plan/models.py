@@ -18,6 +18,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.config import checkpoint_of
 from hitsend.plan.facts import Facts, KnownModel
+from hitsend.plan.families import IN_KNOWN_TERMS, UNKNOWN
 from hitsend.plan.formats import gguf_type
 from hitsend.plan.weights import gguf_checkpoint, read_json, safetensors_checkpoint
 
@@ -60,13 +61,22 @@ _GGUF_ENDING = re.compile(r"ud|i1|i?q\d\w*|[kx]|[sml]|x{1,2}[sl]|nl|[01]")
 _GGUF_TYPE = re.compile(r"(?:^|-)(i?q\d(?:-(?:[k01sml]|x{1,2}[sl]|nl))*)(?:-gguf)?$")
 
 
+UNPUBLISHED = {
+    "deepseek-v4-1": "no config.json of DeepSeek-V4.1 was found, and whether it has the shapes of V4 nobody says",
+    "qwen3-8-flash-next": UNKNOWN["qwen4_exp"],
+    "llama-3-2-11b-vision": UNKNOWN["mllama"],
+    "llama-3-2-90b-vision": UNKNOWN["mllama"],
+}
+"""Names whose models can't be planned, and what isn't known about them."""
+
+
 def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
     """Raises ConfigError that says what was looked for."""
     path = Path(wanted)
     if path.is_dir():
         if any(path.glob("*.safetensors")):
             return safetensors_checkpoint(path)
-        path /= "config.json"
+        path = _in_folder(path)
     if path.suffix == ".gguf" and path.is_file():
         return gguf_checkpoint(path)
     if path.suffix == ".json" and path.is_file():
@@ -74,6 +84,19 @@ def find_checkpoint(wanted: str, facts: Facts) -> Checkpoint:
     if path.suffix in {".json", ".gguf", ".safetensors"}:
         raise ConfigError(f"--model {wanted}: there is no such file")
     return _named(wanted, facts)
+
+
+def _in_folder(folder: Path) -> Path:
+    """Its config.json, else its one GGUF file (the first of its parts). Raises ConfigError where there are several."""
+    config = folder / "config.json"
+    files = sorted(folder.glob("*.gguf"))
+    whole = [file for file in files if not _LATER_PART.search(file.name)]
+    if config.is_file() or not files:
+        return config
+    if len(whole) != 1:
+        names = ", ".join(file.name for file in (whole or files)[:5])
+        raise ConfigError(f"--model {folder}: {len(whole)} GGUF models lie there ({names}); give the file")
+    return whole[0]
 
 
 def _named(wanted: str, facts: Facts) -> Checkpoint:
@@ -93,8 +116,10 @@ def _named(wanted: str, facts: Facts) -> Checkpoint:
         return _checkpoint(wanted, found, weights, unsure)
     near = difflib.get_close_matches(_plain(wanted), table, n=3, cutoff=0.5)
     names = dict.fromkeys(table[name].name for name in near)
+    why = next((said for start, said in UNPUBLISHED.items() if _plain(wanted).startswith(start)), "")
     raise ConfigError(
         f"--model {wanted}: no file, and no model of that name is known"
+        + (f": {why}; {IN_KNOWN_TERMS}" if why else "")
         + (f"; near it are {', '.join(names)}" if names else "")
         + "; give its config.json, a folder of safetensors or a GGUF file"
     )
@@ -112,6 +137,7 @@ def _gguf_weights(name: str) -> tuple[str | None, tuple[str, ...]]:
     return f"gguf:{kind}", () if is_known else (f"the weights: planned as {kind}, the nearest known to {ending[1]}",)
 
 
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 _SIZED = re.compile(r"-\d+(-\d+)?[bm](-|$)")
 _PART = re.compile(r"\b(eagle3?|draft\w*|dflash\w*|mtp|speculator\w*|lora|adapter|pruned|reap|reward|classifier)\b")
 """Names of what isn't the whole model though its name ends in one."""

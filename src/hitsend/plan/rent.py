@@ -54,8 +54,9 @@ class RentQuestion(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--utilization is {self.utilization}, needed is above 0 and at most 1")
         if self.peak_factor < 1:
             raise ConfigError(f"--peak-factor is {self.peak_factor}, needed is 1 or more")
-        if self.ops_usd < 0 or self.redundancy < 0:
-            raise ConfigError("--ops-cost and --redundancy: needed is 0 or more")
+        for name, value in (("--ops-cost", self.ops_usd), ("--redundancy", self.redundancy)):
+            if value < 0:
+                raise ConfigError(f"{name} is {value}, needed is 0 or more")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

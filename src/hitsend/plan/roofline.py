@@ -15,7 +15,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint, KvLayer
 from hitsend.plan.facts import Gpu
-from hitsend.plan.formats import weight_format
+from hitsend.plan.formats import weight_format, weights_name
 from hitsend.plan.sizes import Ranks, kv_bytes_per_token, params_bytes, state_bytes
 
 FALLBACK_LINK_BYTES_PER_S = 32_000_000_000
@@ -61,7 +61,7 @@ def shape_of(model: Checkpoint, weights: str | None) -> Shape:
     params = model.params
     if params is None or model.hidden is None:
         raise ConfigError(f"{model.name}: its widths aren't known, so its speed can't be planned")
-    name = weights or model.weights or "bf16"
+    name = weights_name(weights, model.weights, has_experts=model.experts_per_token > 0)
     form = weight_format("bf16" if name == "gguf" else name)
     read = msgspec.structs.replace(params, routed_experts=0, other=0, embedding=0 if params.head else params.embedding)
     return Shape(

@@ -16,7 +16,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
 from hitsend.plan.facts import Gpu
 from hitsend.plan.memory import MAX_DRAFTS, MAX_TOKENS, MemoryQuestion, plan_memory
-from hitsend.plan.overhead import default_batch_tokens, estimate_overhead
+from hitsend.plan.overhead import Step, default_batch_tokens, estimate_overhead
 from hitsend.plan.roofline import (
     Layout,
     Phase,
@@ -30,6 +30,7 @@ from hitsend.plan.roofline import (
 from hitsend.plan.sizes import Ranks
 from hitsend.plan.terms import Load, System, first_token_terms, step_terms
 from hitsend.plan.transfer import Factors
+from hitsend.plan.versions import default_share
 
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
 UNFITTED_SPREAD = 2.0
@@ -123,6 +124,8 @@ class SpeedQuestion(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in counts.items():
             if not 1 <= value <= MAX_TOKENS:
                 raise ConfigError(f"{name} is {value}, needed is 1 to {MAX_TOKENS:,}")
+        if self.output < 2:
+            raise ConfigError("--output is 1, needed is 2 or more: one token has no time between tokens")
         for name, share in (("--prefix-hit", self.prefix_hit), ("--accept", self.accept)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} is {share}, needed is 0 to below 1")
@@ -210,16 +213,9 @@ def capacity_of(question: SpeedQuestion, shape: Shape) -> float:
 def free_bytes(question: SpeedQuestion, shape: Shape) -> float:
     """What weights and overhead leave of one GPU."""
     layout = question.layout
-    use = question.gpu_memory_utilization or 0.9
-    overhead = estimate_overhead(
-        question.checkpoint,
-        "vllm",
-        tp=layout.tp,
-        batch=default_batch_tokens("vllm", None, question.gpu, question.input + question.output),
-        sequences=256,
-        graphs=0,
-        is_small=False,
-    )
+    use = question.gpu_memory_utilization or default_share(None)
+    tokens = default_batch_tokens("vllm", None, question.gpu, question.input + question.output)
+    overhead = estimate_overhead(question.checkpoint, Step("vllm", tokens, sequences=256, tp=layout.tp))
     weights = shape.shared_bytes / layout.attention_ranks + shape.routed_bytes / layout.tp
     return max(0.0, use * question.gpu.memory_bytes - weights / layout.pp - (overhead.total if overhead else 0))
 

@@ -8,10 +8,14 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import StateLayer
 from hitsend.plan.keys import Keys
 
+STATE_DTYPES = frozenset({"auto", "float32", "f32", "bfloat16", "float16"})
+
 
 def state_of(keys: Keys, kind: str) -> StateLayer:
     """One layer. Raises ConfigError that names the key."""
-    dtype = keys.find("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    dtype = keys.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+    if dtype is not None and dtype.removeprefix("torch.") not in STATE_DTYPES:
+        raise ConfigError(f"{keys.source}: mamba_ssm_dtype is {dtype!r}, known are {', '.join(sorted(STATE_DTYPES))}")
     if kind in {"mamba", "parallel"}:
         return _mamba_two(keys, dtype)
     if kind == "mamba1":

@@ -29,6 +29,28 @@ WIDER_GROUPS, WIDE_GROUPS = (0, 18, 0), (0, 12, 0)
 a quarter (vllm#29303), before that nothing."""
 GRAPHS_IN_POOL = (0, 21, 0)
 """The memory profile measures the graphs too."""
+HIGHER_SHARE = (0, 21, 0)
+"""`--gpu-memory-utilization` is 0.92 where nobody says: 0.9 in a log of 0.19.0, 0.92 in one of 0.27.1; which release
+between them changed it wasn't found, the graphs are what it makes room for."""
+LARGE_BATCH = (0, 27, 0)
+"""A large GPU's step is 16,384 tokens where nobody says (vllm#51726, merged on 2026-08-10), and an A100 is one of them:
+activations in logs of 0.27.1 on an RTX PRO 6000 and of 0.31.0 on an A100 are those of so many tokens."""
+SECOND_RUNNER = (0, 27, 0)
+"""Plain dense models are run by the second model runner: it keeps fewer copies, and captures its graphs beside the
+share (three logs of 0.27.1 and 0.31.0)."""
+UNIFIED_IS_LARGE = (0, 20, 0)
+"""A GPU that shares the machine's memory counts as large: not in logs of 0.13 on a GB10, in those of 0.27.1."""
+SHORT_VIDEOS = (0, 12, 0)
+"""The encoder is no longer profiled with the longest video (logs of 0.11.0 and 0.13.0)."""
+LIGHT_SAMPLER = (0, 16, 0)
+"""Sampling sorts all logits no more (logs of 0.13.0 and 0.17.1; which release between them wasn't found)."""
+WORKSPACE, NO_WORKSPACE = (0, 14, 0), (0, 26, 0)
+"""An all-reduce workspace of more than a GiB beside NCCL's channels, on GPUs that NVLink joins: in logs of 0.17 to
+0.20, not in those of 0.10 to 0.13 and 0.26 to 0.31."""
+CHUNKED_FROM = 32_768
+"""V0 computed prompts in pieces where longer ones were allowed."""
+FIRST_CHUNK, LATER_CHUNK = 512, 2048
+LATER_CHUNK_SINCE = (0, 6, 5)
 
 
 def number_of(version: str | None) -> tuple[int, ...] | None:
@@ -59,6 +81,53 @@ def has_packed_pages(version: str | None) -> bool:
     """Whether a block of a compressed cache leaves out pages that no group fills."""
     number = number_of(version)
     return number is None or number >= PACKED_PAGES
+
+
+def first_batch_tokens(version: str | None, max_model_len: int) -> int:
+    """V0's tokens of a step: the longest prompt, or a piece of it."""
+    if max_model_len <= CHUNKED_FROM:
+        return max(2048, max_model_len)
+    return LATER_CHUNK if _is_since(version, LATER_CHUNK_SINCE) else FIRST_CHUNK
+
+
+def has_large_batch(version: str | None) -> bool:
+    """Whether a large GPU's step holds 16,384 tokens by default."""
+    return _is_since(version, LARGE_BATCH)
+
+
+def has_second_runner(version: str | None) -> bool:
+    """Whether plain dense models are run by the second model runner."""
+    return _is_since(version, SECOND_RUNNER)
+
+
+def is_unified_large(version: str | None) -> bool:
+    """Whether memory that a GPU shares with the machine counts for its defaults."""
+    return _is_since(version, UNIFIED_IS_LARGE)
+
+
+def has_light_sampler(version: str | None) -> bool:
+    """Whether sampling needs a few copies of the logits instead of a sort's."""
+    return _is_since(version, LIGHT_SAMPLER)
+
+
+def has_short_videos(version: str | None) -> bool:
+    """Whether an encoder is profiled with less than the longest video."""
+    return _is_since(version, SHORT_VIDEOS)
+
+
+def has_workspace(version: str | None) -> bool:
+    """Whether ranks keep an all-reduce workspace."""
+    return _is_since(version, WORKSPACE) and not _is_since(version, NO_WORKSPACE)
+
+
+def default_share(version: str | None) -> float:
+    """`--gpu-memory-utilization` where nobody says."""
+    return 0.92 if _is_since(version, HIGHER_SHARE) else 0.9
+
+
+def _is_since(version: str | None, since: tuple[int, int, int]) -> bool:
+    number = number_of(version)
+    return number is None or number >= since
 
 
 def has_graphs_in_pool(version: str | None) -> bool:

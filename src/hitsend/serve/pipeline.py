@@ -23,7 +23,7 @@ from hitsend.serve.account import Account
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Counted, check, count, fit, with_warnings
+from hitsend.serve.chat.handover import Counted, check, count, fit, handed_over
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.openai_body import asked
 from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
@@ -166,7 +166,7 @@ async def count_handed_over(request: Request, stages: Stages) -> tuple[Request, 
     Raises InvalidRequest for what that doesn't take.
     """
     terms = stages.handovers[request.model]
-    request = with_warnings(request, terms, check(request, terms, set(asked(request))))
+    request = handed_over(request, terms, check(request, terms, set(asked(request))))
     known = None
     if terms.is_counted and not request.prompts:
         known = (await stages.text.prepare(request)).num_tokens

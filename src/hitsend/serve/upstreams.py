@@ -158,7 +158,7 @@ class OwnCount:
             told = {name: value for name, value in arguments.items() if name in known}
             request = msgspec.structs.replace(request, template_kwargs=told)
             tools = None if self._terms.profile.prompts_as_here else told_tools(request, self._terms)
-            prompt = await self._text.prepare(request, max_prompt_tokens=0, tools=tools)
+            prompt = await self._text.prepare(request, tools=tools, only_counts=True)
         except ServeError:
             return None
         return prompt.num_tokens
@@ -205,6 +205,8 @@ def _handover(one: UpstreamBase, engine: OpenAIEngine, counter: Counter | None) 
         counter=counter,
         neurons_limit_micro=engine.neurons_limit_micro,
         takes_prompts=engine.terms.profile.completions_path is not None,
+        knows_developer=engine.terms.profile.knows_developer,
+        takes_thoughts="reasoning_content" not in one.lacks,
     )
 
 

@@ -49,8 +49,9 @@ class FakeDecoder:
     likeliest. `fails(batch)` returns what is to be raised instead of computing; nothing of the batch is kept then.
     Every decoded batch is in `batches`, every move in `moves`, every copy in `copies`. Token i stands for the character
     with that code point. `clock` is moved on by `step_s` in each `decode`. Not `can_go_back`: like a model with
-    recurrent layers, which takes back `takes_back` tokens of a draft. With an adapter the default logits are others; a
-    slot that has tokens of one adapter refuses those of another.
+    recurrent layers, which takes back `takes_back` tokens of a draft. Logits that a batch borrows are no numbers any
+    more when the next one comes. With an adapter the default logits are others; a slot that has tokens of one adapter
+    refuses those of another.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class FakeDecoder:
         self.batches: list[Batch] = []
         self.moves: list[tuple[int, int]] = []
         self.copies: list[tuple[int, int]] = []
+        self._lent: NDArray[np.float32] | None = None
 
     @property
     def token_bytes(self) -> tuple[bytes, ...]:
@@ -105,6 +107,8 @@ class FakeDecoder:
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Append the batch to the slots' tokens, or raise what `fails` says."""
+        if self._lent is not None:
+            self._lent[:] = np.nan
         self._check(batch)
         self._check_adapter(batch)
         failure = self.fails(batch) if self.fails else None
@@ -121,7 +125,9 @@ class FakeDecoder:
             self.slots[slot].append(int(token))
             if wants:
                 rows.append(self._logits(tuple(self.slots[slot])))
-        return np.array(rows, dtype=np.float32).reshape(len(rows), self.vocab_size)
+        logits = np.array(rows, dtype=np.float32).reshape(len(rows), self.vocab_size)
+        self._lent = logits if batch.borrows else None
+        return logits
 
     def release(self, slot: int) -> None:
         """Empty the slot."""

@@ -9,7 +9,7 @@ from typing import get_args
 
 from hitsend.core.errors import InvalidRequest, NotFound
 from hitsend.serve.api.exchange import Exchange
-from hitsend.serve.api.query import day, number, query
+from hitsend.serve.api.query import days, number, query
 from hitsend.serve.usage.books import Books
 from hitsend.serve.usage.statement import By
 
@@ -26,7 +26,7 @@ async def usage(exchange: Exchange) -> None:
     by: By | None = next((known for known in get_args(By) if known == wanted), None)
     if by is None:
         raise InvalidRequest(f"by: {wanted[:40]!r}, expected one of {', '.join(get_args(By))}", param="by")
-    await exchange.answer_json(await books.statement(by, day(asked, "from"), day(asked, "to")))
+    await exchange.answer_json(await books.statement(by, *days(asked)))
 
 
 async def ledger(exchange: Exchange) -> None:
@@ -35,7 +35,8 @@ async def ledger(exchange: Exchange) -> None:
     asked = query(exchange, "from", "to", "limit", "after")
     limit = number(asked, "limit", 1, MAX_ROWS) or DEFAULT_ROWS
     after = number(asked, "after", 0, MAX_SEQ) or 0
-    rows = await books.rows(since=day(asked, "from"), until=day(asked, "to"), after=after, limit=limit)
+    since, until = days(asked)
+    rows = await books.rows(since=since, until=until, after=after, limit=limit)
     following = rows[-1].seq if len(rows) == limit else None
     await exchange.answer_json({"object": "list", "data": rows, "next_after": following})
 

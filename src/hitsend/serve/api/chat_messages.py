@@ -90,6 +90,8 @@ def _read(message: MessageIn, where: str, calls: dict[str, bool]) -> Message:
         _check_answers(message, where, calls)
     if message.tool_calls:
         _check_calls(message.tool_calls, where, calls)
+    if content is None and not message.tool_calls and (message.reasoning_content or message.reasoning):
+        content = ""  # as an answer of ours that was cut off inside its thoughts says it
     has_something = content is not None or message.tool_calls or message.refusal is not None
     if not has_something:
         extra = " or tool_calls" if message.role == "assistant" else ""

@@ -89,6 +89,8 @@ def _turn(turns: Turns, message: TurnIn, where: str, warnings: list[str]) -> Non
     if message.role not in _ROLES:
         raise InvalidRequest(f"{where}.role is not one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = [BlockIn("text", message.content)] if isinstance(message.content, str) else message.content
+    if not content and message.role == "assistant":
+        content = [BlockIn("text", "")]  # as an answer that ended at once says it
     if not content:
         raise InvalidRequest(f"{where}.content is an empty array", param=f"{where}.content")
     words: list[str] = []

@@ -110,6 +110,8 @@ class MessagesBody(CountTokensBody, frozen=True, forbid_unknown_fields=True, kw_
 HABITS = ("cache_control", "diagnostics")
 UNSUPPORTED = ("context_management", "mcp_servers", "user_profile_id", "workspace_id")
 UNSUPPORTED_IN_ANSWERS = ("container", "inference_geo")
+_USUAL_EFFORT = "medium"
+"""Of who wants thinking and doesn't say how much, for engines that know efforts only: OpenAI's default."""
 _CHOICES: dict[str, Any] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
@@ -163,10 +165,11 @@ def _prompt(
     continues = messages_blocks.read_turns(turns, asked.messages, warnings)
     tools = _tools(asked.tools or [], warnings)
     effort = asked.output_config.effort if asked.output_config else None
-    switch = wire.thinking_switch(effort, "output_config.effort", warnings)
+    switch = wire.thinking_switch(effort, "output_config.effort")
     is_thinking, budget = _thinking(asked.thinking, warnings)
     if is_thinking is not None:
         switch["enable_thinking"] = is_thinking
+        effort = (effort or _USUAL_EFFORT) if is_thinking else "none"
     return Request(
         request_id=request_id,
         model=wire.choose_model(asked.model, default_model, warnings),
@@ -181,6 +184,7 @@ def _prompt(
         parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
         output_format=_format(asked.output_config),
         thinking_token_budget=budget,
+        reasoning_effort=effort,
     )
 
 

@@ -158,7 +158,7 @@ def _input(block: Block) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(block.text, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {"INVALID_JSON": block.text}
 
 

@@ -13,7 +13,7 @@ from hitsend.core.limits import Level
 from hitsend.serve.api.exchange import Exchange
 from hitsend.serve.api.inspect_search import own_key
 from hitsend.serve.api.policy import sees_all
-from hitsend.serve.api.query import day, query
+from hitsend.serve.api.query import days, query
 from hitsend.serve.usage.statement import By
 
 
@@ -27,7 +27,7 @@ async def usage(exchange: Exchange) -> None:
     by: By | None = next((known for known in get_args(By) if known == wanted), None)
     if by is None:
         raise InvalidRequest(f"by: {wanted[:40]!r}, expected one of {', '.join(get_args(By))}", param="by")
-    found = await books.spent(by, own_key(exchange), day(asked, "from"), day(asked, "to"))
+    found = await books.spent(by, own_key(exchange), *days(asked))
     levels, names = await _levels(exchange)
     budgets = [
         msgspec.to_builtins(budget) | {"name_of_key": names.get(budget.level)}

@@ -42,6 +42,14 @@ def day(asked: Asked, name: str) -> date | None:
         raise InvalidRequest(f"{name}: {asked[name][:40]!r} is no day, expected YYYY-MM-DD", param=name) from None
 
 
+def days(asked: Asked) -> tuple[date | None, date | None]:
+    """`from` and `to`, both included. Raises InvalidRequest where no day lies between them, too."""
+    first, last = day(asked, "from"), day(asked, "to")
+    if first is not None and last is not None and first > last:
+        raise InvalidRequest(f"from: {first} is later than to, {last}", param="from")
+    return first, last
+
+
 def number(asked: Asked, name: str, least: int, most: int) -> int | None:
     """A whole number between the two. Raises InvalidRequest."""
     text = asked.get(name)

@@ -179,7 +179,7 @@ def build(
     tools = _tools(body.tools or ())
     choice, tools = _choice(body.tool_choice, tools)
     effort = body.reasoning.effort if body.reasoning else None
-    switch = wire.thinking_switch(effort, "reasoning.effort", warnings)
+    switch = wire.thinking_switch(effort, "reasoning.effort")
     request = Request(
         request_id=request_id,
         model=wire.choose_model(body.model, default_model, warnings),
@@ -192,6 +192,7 @@ def build(
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         template_kwargs=switch | (body.chat_template_kwargs or {}),
+        reasoning_effort=effort,
         user=body.user,
         metadata=body.metadata or {},
         warnings=tuple(dict.fromkeys(warnings)),

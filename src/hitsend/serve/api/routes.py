@@ -145,7 +145,7 @@ class Routes:
                 check_origin(exchange.header_values(b"origin"), hosts)
         handlers = ROUTES.get(exchange.route)
         if handlers is None:
-            raise NotFound("no such route")
+            raise NotFound(f"no such route{_meant(exchange.path)}")
         handler = handlers.get("GET" if exchange.method == "HEAD" else exchange.method)
         if handler is None:
             raise MethodNotAllowed(f"this route is for {', '.join(handlers)}")
@@ -154,6 +154,14 @@ class Routes:
             await idempotent.once(exchange, services.idempotency, handler)
         else:
             await handler(exchange)
+
+
+def _meant(path: str) -> str:
+    """What base URLs with one part too few or too many turn into."""
+    whole = "/" + path.strip("/")
+    tried = (whole, f"/v1{whole}", whole.replace("//", "/"), whole.replace("/v1/v1/", "/v1/", 1))
+    near = next((one for one in tried if one in ROUTES), None)
+    return f"; did you mean {near}?" if near else ""
 
 
 def match(path: str) -> tuple[str, str]:

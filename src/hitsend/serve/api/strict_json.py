@@ -9,6 +9,7 @@ The error text quotes field names (shortened) and numbers, never strings from th
 import json
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -50,7 +51,10 @@ def decode(body: bytes, max_depth: int) -> tuple[Any, int]:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from error
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error.msg} (character {error.pos})") from error
+        why = f"{error.msg} (character {error.pos})"
+        why = "it is empty" if not body.strip() else why
+        why = "it begins with a byte order mark" if body.startswith(BOM_UTF8) else why
+        raise InvalidRequest(f"the body is not valid JSON: {why}") from error
     except RecursionError as error:
         raise InvalidRequest(f"the body is nested deeper than {max_depth} levels (limit max_json_depth)") from error
     depth = _depth(tree, max_depth)

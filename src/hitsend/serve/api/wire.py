@@ -91,14 +91,15 @@ def habits(wire: msgspec.Struct, fields: Iterable[str]) -> list[str]:
     return [f"{field}: accepted without effect" for field in fields if getattr(wire, field) is not None]
 
 
-def thinking_switch(effort: str | None, field: str, warnings: list[str]) -> dict[str, Any]:
-    """What the template is told about thinking for an effort. Raises InvalidRequest for one that nobody knows."""
+def thinking_switch(effort: str | None, field: str) -> dict[str, Any]:
+    """What the template is told about thinking for an effort. Raises InvalidRequest for one that nobody knows.
+
+    The effort itself goes along in the request: engines elsewhere may know that and nothing of templates.
+    """
     if effort is None:
         return {}
     if effort not in EFFORTS:
         raise InvalidRequest(f"{field} is not one of {', '.join(EFFORTS)}", param=field)
-    if effort != "none":
-        warnings.append(f"{field}: {effort} turns thinking on, as every effort but none does")
     return {"enable_thinking": effort != "none"}
 
 

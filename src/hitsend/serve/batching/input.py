@@ -5,6 +5,7 @@ not more than its limit; every line has a custom_id of its own before any of the
 """
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -74,8 +75,13 @@ def check(path: Path, endpoint: str, limits: Limits) -> Checked:
 
 
 def lines(opened: BinaryIO, most: int) -> Iterator[tuple[int, bytes | None]]:
-    """(number, line); b"" in the place of a blank one, None in that of one with more than `most` bytes."""
+    """(number, line); b"" in the place of a blank one, None in that of one with more than `most` bytes.
+
+    A byte order mark, with which some editors begin a file in UTF-8, is no part of its first line.
+    """
     number = 0
+    if opened.read(len(BOM_UTF8)) != BOM_UTF8:
+        opened.seek(0)
     while raw := opened.readline(most + 2):
         number += 1
         is_too_long = len(raw.rstrip(b"\r\n")) > most

@@ -33,6 +33,9 @@ _DATE = f"(?:{_YEAR}-(?:{_MONTHS}|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 """RFC 3339, without the year 0 and without leap seconds, which many readers don't know."""
+_NUMBERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+_NUMBERS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+"""Of OpenAPI's registry, which tools made from APIs carry along. Its `float` and `double` are any number."""
 
 
 def enforceable(schema: Any) -> Any:
@@ -98,6 +101,10 @@ def _close_open_bounds(node: dict[str, Any]) -> None:
 
 def _spell_out_format(node: dict[str, Any]) -> None:
     name = node.get("format")
+    if is_of_numbers(node):
+        del node["format"]
+        _bound(node, *_NUMBERS.get(str(name), (-MAX_EXACT, MAX_EXACT)))
+        return
     pattern = _FORMATS.get(name) if isinstance(name, str) else None
     if pattern is None:
         return
@@ -106,3 +113,20 @@ def _spell_out_format(node: dict[str, Any]) -> None:
         node["pattern"] = pattern
     elif isinstance(node.get("allOf", []), list):
         node["allOf"] = [*node.get("allOf", []), {"pattern": pattern}]
+
+
+def is_of_numbers(node: dict[str, Any]) -> bool:
+    """Whether its format is one of numbers, and numbers are all that it may be."""
+    name, kinds = node.get("format"), node.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(name, str) or not isinstance(kinds, list) or not kinds:
+        return False
+    is_one = name in _NUMBERS or name in ("float", "double")
+    return is_one and all(kind in ("integer", "number", "null") for kind in kinds)
+
+
+def _bound(node: dict[str, Any], low: int, high: int) -> None:
+    for keyword, bound, inner in (("minimum", low, max), ("maximum", high, min)):
+        given = node.get(keyword, bound)
+        if isinstance(given, int | float) and abs(bound) < MAX_EXACT:
+            node[keyword] = inner(given, bound)

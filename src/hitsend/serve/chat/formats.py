@@ -87,7 +87,8 @@ def suited(request: Request, facts: TextFacts, formats: Formats) -> Request:
             arguments.setdefault("reasoning_effort", effort)
             has_effect = True
         if not has_effect:
-            warnings.append("reasoning_effort: accepted without effect: this model's template doesn't know it")
+            field = "reasoning_effort" + (" (thinking)" if "enable_thinking" in request.template_kwargs else "")
+            warnings.append(f"{field}: accepted without effect: this model's template doesn't know it")
     if request.thinking_token_budget is not None and formats.reasoning is None:
         warnings.append("thinking_token_budget: accepted without effect: this model doesn't think")
     if request.tools and request.tool_choice.mode != "none":

@@ -15,10 +15,16 @@ import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
 from hitsend.core.events import Fitted, LimitCheck
-from hitsend.core.request import Request, SamplingAsked, SamplingParams
+from hitsend.core.request import Message, Request, SamplingAsked, SamplingParams
 
 BYTES_PER_TOKEN = 4
 """The guess for what is billed where nobody counted: English text has a little more, code and other scripts less."""
+_THOUGHTS = "reasoning_content"
+_ALIASES = {
+    "continue_final_message": "a last message of the assistant",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
+"""What messages call it."""
 TEMPLATE_TOKENS = 64
 """What a template may put in front by itself."""
 
@@ -33,7 +39,8 @@ _ALL_THEIRS = dict.fromkeys(SamplingAsked.__struct_fields__, "upstream")
 class Handover(msgspec.Struct, frozen=True):
     """One upstream's terms. `takes`: fields that it knows; `ignores`: others are left out. `is_counted`: the embedded
     model counts its prompts; `counter`: who else does. `takes_prompts`: also such without messages.
-    `neurons_limit_micro`: what its account may use in a day.
+    `neurons_limit_micro`: what its account may use in a day. `knows_developer`: the role.
+    `takes_thoughts`: in messages of the assistant.
     """
 
     engine: str
@@ -45,6 +52,8 @@ class Handover(msgspec.Struct, frozen=True):
     counter: Counter | None = None
     neurons_limit_micro: int | None = None
     takes_prompts: bool = False
+    knows_developer: bool = True
+    takes_thoughts: bool = True
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -82,6 +91,10 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
     if request.prompts and not terms.takes_prompts:
         text = f"prompt: {request.model} is served by {terms.engine}, which takes messages only"
         raise InvalidRequest(text, param="prompt")
+    if request.reasoning_effort is not None and set(request.template_kwargs) == {"enable_thinking"}:
+        asked = asked - {"chat_template_kwargs"}  # it says what the effort says
+    if request.continue_final_message:
+        asked = asked - {"add_generation_prompt"}  # belongs to it
     unknown = sorted(asked - terms.takes)
     # several choices can't be left out: who asked for them reads them; nor can what no upstream gives where we look
     refused = unknown if not terms.ignores else [field for field in unknown if field == "n"]
@@ -89,14 +102,30 @@ def check(request: Request, terms: Handover, asked: set[str]) -> tuple[str, ...]
         refused = [*refused, "prompt_logprobs"]  # upstreams don't agree on where an answer has them
     for field in refused:
         name = field.partition(".")[0]
-        raise InvalidRequest(f"{name}: {terms.engine}, which serves this model, doesn't take it", param=name)
+        what = f"{name} ({_ALIASES[name]})" if name in _ALIASES else name
+        raise InvalidRequest(f"{what}: {terms.engine}, which serves this model, doesn't take it", param=name)
     return tuple(unknown)
 
 
-def with_warnings(request: Request, terms: Handover, dropped: tuple[str, ...]) -> Request:
-    """The request, saying what was left out of it."""
+def handed_over(request: Request, terms: Handover, dropped: tuple[str, ...]) -> Request:
+    """The request as it is sent and counted, saying what was left out of it."""
+    if not terms.knows_developer and any(message.role == "developer" for message in request.messages):
+        messages = (_as_system(message) if message.role == "developer" else message for message in request.messages)
+        request = msgspec.structs.replace(request, messages=tuple(messages))
+    if not terms.takes_thoughts and any(_THOUGHTS in message.fields for message in request.messages):
+        request = msgspec.structs.replace(request, messages=tuple(map(_without_thoughts, request.messages)))
+        dropped = (*dropped, _THOUGHTS)
     warnings = tuple(f"{field}: left out, {terms.engine} doesn't take it" for field in dropped)
     return msgspec.structs.replace(request, warnings=(*request.warnings, *warnings)) if warnings else request
+
+
+def _without_thoughts(message: Message) -> Message:
+    fields = {name: value for name, value in message.fields.items() if name != _THOUGHTS}
+    return msgspec.structs.replace(message, fields=fields)
+
+
+def _as_system(message: Message) -> Message:
+    return msgspec.structs.replace(message, role="system")
 
 
 def fit(

@@ -7,7 +7,8 @@ template looks too closely at its text for that, there are no spans, never a dif
 Next: `text.py`, the edge's side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -56,7 +57,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     """Turn messages into a prompt. `wants_text` asks for the rendered text too.
 
-    A prompt of more than `max_prompt_tokens` comes back without its ids: it will be refused for its length.
+    A prompt of more than `max_prompt_tokens` comes back without its ids: it will be refused for its length. Where
+    `only_counts`, nobody wants more than their number: it comes without ids and spans.
     """
 
     messages: tuple[Message, ...]
@@ -66,6 +68,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     wants_text: bool = False
     max_prompt_tokens: int | None = None
     tools: tuple[dict[str, Any], ...] = ()
+    only_counts: bool = False
 
 
 class TokenizeText(msgspec.Struct, frozen=True, tag="tokenize"):
@@ -206,19 +209,14 @@ class Composer:
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message
-        anchors = self._anchors(messages, marks)
-        with_anchors = [anchored_message(message, anchors[i], i, marks.anchor) for i, message in enumerate(messages)]
+        printed = partial(self._template.render, arguments=arguments, add_generation_prompt=prompt, tools=tools)
         try:
-            text = self._template.render(messages, arguments, add_generation_prompt=prompt, tools=tools)
-            anchored = self._template.render(with_anchors, arguments, add_generation_prompt=prompt, tools=tools)
+            text = printed(messages)
+            found = [] if order.only_counts else self._spans(text, messages, marks, printed)
         except InvalidRequest as refusal:
             # the template's own words may quote a message
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
-        spans = [
-            (index - inserted, start, end)
-            for index, start, end in find_spans(text, anchored, messages, anchors, marks)
-            if index >= inserted
-        ]
+        spans = [(index - inserted, start, end) for index, start, end in found if index >= inserted]
         if order.continue_final_message:
             text = _cut_at_end(text, marks)
         size = len(marks.drop(text).encode())
@@ -242,6 +240,7 @@ class Composer:
         plain = text.marks.drop(text.marked)
         num_tokens = len(encoded.token_ids)
         fits = order.max_prompt_tokens is None or num_tokens <= order.max_prompt_tokens
+        fits = fits and not order.only_counts
         return Prompt(
             prompt_token_ids=encoded.token_ids if fits else (),
             num_tokens=num_tokens,
@@ -290,9 +289,14 @@ class Composer:
             seen[name] = with_printable_arguments(marked) if name == "tool_calls" else marked
         return seen
 
-    def _anchors(self, messages: Sequence[Mapping[str, Any]], marks: Marks) -> list[int | None]:
+    def _spans(
+        self, text: str, messages: list[dict[str, Any]], marks: Marks, printed: Callable[..., str]
+    ) -> list[tuple[int, int, int]]:
+        """Where contents lie, seen by printing them again with anchors in them."""
         contents = [message["content"].replace(marks.end, "") for message in messages]
-        return [anchor_position(content, self._spellings.every, marks.cut) for content in contents]
+        anchors = [anchor_position(content, self._spellings.every, marks.cut) for content in contents]
+        anchored = printed([anchored_message(each, anchors[i], i, marks.anchor) for i, each in enumerate(messages)])
+        return find_spans(text, anchored, messages, anchors, marks)
 
 
 class Text(msgspec.Struct, frozen=True):

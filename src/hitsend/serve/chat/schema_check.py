@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote
 
 from hitsend.core.errors import InvalidRequest
-from hitsend.serve.chat.enforceable import MAX_EXACT
+from hitsend.serve.chat.enforceable import MAX_EXACT, is_of_numbers
 from hitsend.serve.chat.pattern import portable
 
 MAX_DEPTH = 64
@@ -233,7 +233,7 @@ class _Check:
             except ValueError as error:
                 self._refuse(path, keyword, str(error))
         found = node.get("format")
-        if found is not None and found not in FORMATS:
+        if found is not None and found not in FORMATS and not is_of_numbers(node):
             self._refuse(
                 path, "format", f"{str(found)[:40]!r} is not supported; there are {', '.join(sorted(FORMATS))}"
             )

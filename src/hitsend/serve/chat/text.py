@@ -157,8 +157,10 @@ class TextChild:
         wants_text: bool = False,
         max_prompt_tokens: int | None = None,
         tools: tuple[dict[str, Any], ...] | None = None,
+        only_counts: bool = False,
     ) -> Prompt:
-        """The request's prompt. `tools`: in place of those that are offered to a model here.
+        """The request's prompt. `tools`: in place of those that are offered to a model here. `only_counts`: see
+        `Prepare`.
 
         Raises InvalidRequest, EngineError (any of its three) or ServerOverloaded.
         """
@@ -170,6 +172,7 @@ class TextChild:
             wants_text=wants_text,
             max_prompt_tokens=max_prompt_tokens,
             tools=offered_tools(request) if tools is None else tools,
+            only_counts=only_counts,
         )
         answer = await self._ask(order, "messages")
         if not isinstance(answer, Prompt):

@@ -167,15 +167,19 @@ class Writer:
             _give_up(item, error)
 
     async def _commit(self, group: list[_Item]) -> BaseException | None:
-        # a task of its own holds whatever an operation raises, so that nothing can end the writer
-        task = asyncio.create_task(self._transact(group))
-        await asyncio.wait({task})
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is not None:
+        """What went wrong. Whatever an operation raises, nothing but a cancellation of the writer itself ends that."""
+        try:
+            results = await self._transact(group)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return error
+        except Exception as error:  # noqa: BLE001  # an operation's own
             return error
         self.num_commits += 1
         self.num_operations += len(group)
-        for item, result in zip(group, task.result(), strict=True):
+        for item, result in zip(group, results, strict=True):
             if not item.future.done():
                 item.future.set_result(result)
         return None

@@ -69,6 +69,11 @@ class Wire(asyncio.Protocol):
         return self._is_whole and self._may_follow and self._fault is None and not self._unread
 
     @property
+    def is_framed(self) -> bool:
+        """Whether the answer itself says where it ends, and not only its connection."""
+        return not self._ends_with_connection
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing waits in its socket: bytes that nobody asked for, or an end that the loop hasn't read yet."""
         waiting = select.poll()

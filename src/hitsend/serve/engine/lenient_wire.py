@@ -18,16 +18,14 @@ import msgspec
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta
 from hitsend.serve.engine.openai_wire import (
-    CallIn,
     ChoiceIn,
     ChunkIn,
     ChunkReader,
     DeltaIn,
-    FunctionIn,
     LogprobsIn,
     Unreadable,
-    UsageIn,
 )
+from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
 
 
 class _In(msgspec.Struct, frozen=True):
@@ -67,7 +65,7 @@ class _ChunkIn(_In, frozen=True):
     choices: tuple[_ChoiceIn, ...] | None = None
     response: msgspec.Raw = msgspec.Raw(b"null")
     tool_calls: tuple[_CallIn, ...] | None = None
-    usage: UsageIn | None = None
+    usage: Any = None
     error: Any = None
     errors: Any = None
     result: msgspec.Raw = msgspec.Raw(b"null")
@@ -159,7 +157,7 @@ class LenientReader(ChunkReader):
 def _parsed(document: bytes) -> _ChunkIn:
     try:
         return _decode(document)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable("an event that is no chat completion chunk") from error
 
 
@@ -172,5 +170,5 @@ def _text(raw: msgspec.Raw) -> str | None:
         raise Unreadable("text that is no text")
     try:
         return msgspec.json.decode(written, type=str) if written[:1] == b'"' else written.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable("an event that is no chat completion chunk") from error

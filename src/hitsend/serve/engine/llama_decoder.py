@@ -1,10 +1,10 @@
 """libllama behind the loop's `Decoder`: batches in, logits out.
 
 Enters: a `LoadedModel` with weights and a `CellPlan`. Leaves: rows of logits. Always true: batch arrays are allocated
-once and filled by whole-array copies, logits are copied out before the library is called again, a step that would
-take longer than `CALL_S` is cut into several calls with `on_progress` between them (a slow machine must not look
-dead), and a step that failed half-way leaves every sequence as it was or says that the process has to go. Next:
-`worker.py`.
+once and filled by whole-array copies, logits are copied out before the library is called again (unless the batch
+borrows them), a step that would take longer than `CALL_S` is cut into several calls with `on_progress` between them (a
+slow machine must not look dead), and a step that failed half-way leaves every sequence as it was or says that the
+process has to go. Next: `worker.py`.
 """
 
 from collections.abc import Callable
@@ -156,7 +156,11 @@ class LlamaDecoder(Slots):
         self._slots[:count] = batch.slots[order]
         self._wants[:count] = batch.wants_logits[order]
         rows = (np.cumsum(batch.wants_logits) - 1)[order]
-        logits = np.empty((int(batch.wants_logits.sum()), self._vocab_size), np.float32)
+        num_rows = int(batch.wants_logits.sum())
+        if batch.borrows and num_rows and len(calls.sizes) == 1 and calls.order is None:
+            self._call(0, count, count)
+            return floats_at(self._lib.llama_get_logits(self._context), num_rows, self._vocab_size)
+        logits = np.empty((num_rows, self._vocab_size), np.float32)
         start = 0
         for size in calls.sizes:
             wanted = rows[start : start + size][self._wants[start : start + size] != 0]

@@ -12,7 +12,8 @@ count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). N
     an error code that its profile knows        what the profile says                 …         …
     429                                         429 rate_limit_exceeded, Retry-After  -         no
     400, 404, 413, 422                          400 with the upstream's code          ok        no
-    401, 403, 3xx, no event stream              502 engine_unavailable                failed    no
+    401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
+    no event stream, a packed one               500 engine_failed                     failed    no
     cut, unreadable, an error in the stream     500 engine_failed, or an error event  failed    no
     too many at once, its queue or KV full      503 server_overloaded: at once, Retry-After
     breaker open, or the day's neurons gone     502 engine_unavailable, 429 insufficient_quota: at once, Retry-After
@@ -35,6 +36,7 @@ from hitsend.serve.engine.replicas import Replica, Replicas
 from hitsend.serve.engine.terms import addresses, kind_of, terms_of
 from hitsend.serve.engine.upstream_embeddings import UpstreamEmbedding, embeddings_body
 from hitsend.serve.engine.upstream_generation import MAX_WHOLE_BYTES, OpenAIGeneration
+from hitsend.serve.engine.upstream_usage import MOST_TOKENS
 from hitsend.serve.engine.vllm_process import VllmProcess
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
@@ -168,9 +170,9 @@ class OpenAIEngine:
             if answer.status != 200 or body is None:
                 return None
             found = msgspec.json.decode(body, type=dict[str, Any]).get(self.terms.profile.count_key)
-        except (LineFailed, ServeError, TimeoutError, msgspec.DecodeError):
+        except (LineFailed, ServeError, TimeoutError, msgspec.DecodeError, RecursionError):
             return None
-        return found if isinstance(found, int) and found >= 0 else None
+        return found if isinstance(found, int) and 0 <= found <= MOST_TOKENS else None
 
     def left(self, generation: OpenAIGeneration) -> None:
         """A generation has ended: called by it, once."""

@@ -166,13 +166,24 @@ def _mac(salt: bytes, purpose: bytes, facts: Any) -> str:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content, **message.fields}
+    """As it came; only, a call without arguments has those of an empty object: some parse what is there."""
+    fields = message.fields
+    if calls := fields.get("tool_calls"):
+        fields = fields | {"tool_calls": [_call(call) for call in calls]}
+    return {"role": message.role, "content": message.content, **fields}
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return call if function["arguments"] else call | {"function": function | {"arguments": "{}"}}
 
 
 def _tools(request: Request) -> list[dict[str, Any]]:
     found = []
     for tool in request.tools:
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters}
+        # no schema at all is one that OpenAI refuses, though it is what it says to send for a function of nothing
+        parameters = tool.parameters or {"type": "object", "properties": {}}
+        function: dict[str, Any] = {"name": tool.name, "parameters": parameters}
         if tool.description is not None:
             function["description"] = tool.description
         if tool.strict:

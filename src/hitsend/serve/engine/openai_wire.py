@@ -2,27 +2,36 @@
 
 Enters: bytes of an event stream. Leaves: `Delta`s and usage. Always true: bytes may be cut anywhere; what can't be read
 is `Unreadable`, never skipped; a choice that called tools ends with `tool_calls`, also where the upstream calls that
-`stop`. Next: `lenient_wire.py`, for upstreams with older shapes.
+`stop`, one that called none never does, and one whose last call breaks off ends with `length`.
+Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shapes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob, ToolCallDelta, Usage
+from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
+from hitsend.serve.engine.upstream_calls import CallIn, Calls
+from hitsend.serve.engine.upstream_usage import usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
-_FINISH = {reason.value: reason for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)} | {
-    "content_filter": FinishReason.CONTENT_FILTER,
-    "function_call": FinishReason.TOOL_CALLS,
-    "eos": FinishReason.STOP,
-    "end_turn": FinishReason.STOP,
-    "max_tokens": FinishReason.LENGTH,
+_BOM = b"\xef\xbb\xbf"
+_SAID = {
+    FinishReason.STOP: "stop eos eos_token end_turn stop_sequence complete completed",
+    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length",
+    FinishReason.TOOL_CALLS: "tool_calls function_call tool_use tool_call",
+    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
 }
+_FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
+"""In lower case. What isn't here is no end that a client could be told of."""
+_BROKE = frozenset({"error", "abort", "insufficient_system_resource"})
+_LEAST_LOGPROB = -9999.0
+"""What OpenAI says of a token that can't be; some say null."""
 
 
 class Unreadable(Exception):
@@ -40,25 +49,18 @@ class _In(msgspec.Struct, frozen=True, gc=False):
     """Base of what comes in: unknown fields are nobody's business here."""
 
 
-class FunctionIn(_In, frozen=True, gc=False):
-    """Its name, and JSON text."""
+class PartIn(_In, frozen=True, gc=False):
+    """Mistral's models that think send these in place of a text."""
 
-    name: str | None = None
-    arguments: str | None = None
-
-
-class CallIn(_In, frozen=True, gc=False):
-    """A piece of a call."""
-
-    index: int = 0
-    id: str | None = None
-    function: FunctionIn | None = None
+    type: str
+    text: str | None = None
+    thinking: str | tuple["PartIn", ...] | None = None
 
 
 class DeltaIn(_In, frozen=True, gc=False):
     """What is new in it."""
 
-    content: str | None = None
+    content: str | tuple[PartIn, ...] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -67,7 +69,7 @@ class DeltaIn(_In, frozen=True, gc=False):
 
 class _LogprobIn(_In, frozen=True, gc=False):
     token: str
-    logprob: float
+    logprob: float | None = None
     bytes: tuple[int, ...] | None = None
     top_logprobs: tuple["_LogprobIn", ...] | None = None
 
@@ -84,37 +86,22 @@ class LogprobsIn(_In, frozen=True, gc=False):
 class ChoiceIn(_In, frozen=True, gc=False):
     """A piece of one choice."""
 
-    index: int = 0
+    index: int | None = 0
     delta: DeltaIn | None = None
+    message: DeltaIn | None = None
     text: str | None = None
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
-
-
-class _PromptDetailsIn(_In, frozen=True, gc=False):
-    cached_tokens: int | None = None
-
-
-class _CompletionDetailsIn(_In, frozen=True, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class UsageIn(_In, frozen=True, gc=False):
-    """What is billed there."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetailsIn | None = None
-    completion_tokens_details: _CompletionDetailsIn | None = None
+    usage: Any = None
 
 
 class ChunkIn(_In, frozen=True, gc=False):
     """One event."""
 
-    choices: tuple[ChoiceIn, ...] = ()
-    usage: UsageIn | None = None
+    choices: tuple[ChoiceIn, ...] | None = ()
+    usage: Any = None
     error: Any = None
     object: Any = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -124,7 +111,7 @@ _decode = msgspec.json.Decoder(ChunkIn).decode
 
 
 class ChunkReader:
-    """Reads one stream. `usage` is the upstream's last word on it; `is_done`: it said [DONE].
+    """Reads one stream. `is_done`: it said [DONE].
 
     `fault` is why nothing more can be read: what stood before it was given out. `num_pieces` came; where nobody reads
     along, it `merges` them: every piece only costs. With `skips_null` an event of null says nothing.
@@ -135,11 +122,12 @@ class ChunkReader:
         self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
-        self._calling: set[int] = set()
+        self._calls = [Calls() for _ in range(n)]
+        self._has_begun = False
         self._alike = Alike()
         self.counts = [0] * n
         self.num_pieces = 0
-        self.usage: Usage | None = None
+        self._saids: tuple[tuple[Any, int], ...] = ()
         self.is_done = False
         self.fault: Unreadable | UpstreamSaid | None = None
 
@@ -147,6 +135,23 @@ class ChunkReader:
     def is_finished(self) -> bool:
         """Whether every choice has its finish reason."""
         return not self._open
+
+    @property
+    def usage(self) -> Usage | None:
+        """The upstream's last word on it."""
+        return self._used[0]
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether `usage` was said after the last token that came: one from before it isn't the bill."""
+        usage, num_counted = self._used
+        return usage is not None and num_counted == sum(self.counts)
+
+    @property
+    def _used(self) -> tuple[Usage | None, int]:
+        """The last one that can be meant, of two: some say it in every event, so it is read where it is asked for."""
+        read = ((usage_of(said), num_counted) for said, num_counted in self._saids)
+        return next((one for one in read if one[0] is not None), (None, 0))
 
     def feed(self, data: bytes) -> list[Delta]:
         """Take bytes, return what they bring. Look at `fault` afterwards."""
@@ -161,11 +166,14 @@ class ChunkReader:
         events = self._rest + data
         if b"\r" in events:
             events = events.replace(b"\r\n", b"\n")
-        if self._merges and self._alike.index in self._open:
+        if self._merges and self._is_plain:
             events = self._run(events, deltas)
         *whole, self._rest = events.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise Unreadable(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        if whole and not self._has_begun:
+            self._has_begun = True
+            whole[0] = whole[0].removeprefix(_BOM)
         for number, event in enumerate(whole, 1):
             was_learned = self._alike.is_learned
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
@@ -178,6 +186,11 @@ class ChunkReader:
                 self._feed(b"", deltas)  # the others, now that it is known how they look
                 return
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a text of the choice that has always the same looks can be passed on as it is."""
+        return self._alike.index in self._open and not self._calls[self._alike.index].has_begun
+
     def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
         """The usual read of a stream: a row of texts. Returns what comes after it."""
         text, number, rest = self._alike.run(events)
@@ -189,7 +202,7 @@ class ChunkReader:
 
     def _event(self, document: bytes, deltas: list[Delta]) -> None:
         text = self._alike.text(document)
-        if text is not None and self._alike.index in self._open:
+        if text is not None and self._is_plain:
             self.counts[self._alike.index] += 1
             self.num_pieces += 1
             deltas.append(Delta(self._alike.index, text))
@@ -198,63 +211,87 @@ class ChunkReader:
         before = len(deltas)
         self._take(chunk, deltas)
         self.num_pieces += len(deltas) - before
-        if len(chunk.choices) == 1 and chunk.usage is None and (plain := _plain(chunk.choices[0])):
-            self._alike.learn(document, plain, chunk.choices[0].index)
+        choices = chunk.choices or ()
+        if len(choices) == 1 and chunk.usage is choices[0].usage is None and (plain := _plain(choices[0])):
+            self._alike.learn(document, plain, choices[0].index or 0)
 
     def _read(self, document: bytes) -> ChunkIn:
         try:
             return _decode(document)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unreadable("an event that is no chat completion chunk") from error
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
-        if chunk.error is not None or chunk.object == "error":
+        if chunk.error or chunk.object == "error":
             raise UpstreamSaid
-        if chunk.usage is not None:
-            self.usage = _usage(chunk.usage) or self.usage
-        for choice in chunk.choices:
-            if not 0 <= choice.index < len(self.counts):
+        for choice in chunk.choices or ():
+            index = choice.index or 0
+            if not 0 <= index < len(self.counts):
                 raise Unreadable("a choice that was not asked for")
-            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if choice.index == 0 else None)
+            ids = choice.prompt_token_ids or (chunk.prompt_token_ids if index == 0 else None)
             if ids:
-                deltas.append(Delta(choice.index, prompt_ids=ids))
-            if choice.index in self._open:
-                self._choice(choice, deltas)
+                deltas.append(Delta(index, prompt_ids=ids))
+            if index in self._open:
+                self._choice(index, choice, deltas)
+        said = chunk.usage
+        if said is None and chunk.choices:
+            said = chunk.choices[-1].usage  # Kimi's place for it
+        if said is not None:
+            self._saids = ((said, sum(self.counts)), *self._saids[:1])
 
-    def _choice(self, choice: ChoiceIn, deltas: list[Delta]) -> None:
-        delta = choice.delta or _NOTHING
-        text, reasoning = (
-            delta.content or delta.refusal or choice.text or "",
-            delta.reasoning_content or delta.reasoning or "",
-        )
-        calls = () if not delta.tool_calls else tuple(_call(call) for call in delta.tool_calls)
+    def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
+        whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
+        delta = choice.delta or whole or _NOTHING
+        text, reasoning = _words(delta, choice)
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
-        if calls:
-            self._calling.add(choice.index)
         ids = choice.token_ids or ()
-        if text or reasoning or calls or logprobs or ids:
-            self.counts[choice.index] += max(1, len(logprobs), len(ids))
-        elif choice.finish_reason is None:
+        if text or reasoning or delta.tool_calls or logprobs or ids:
+            self.counts[index] += max(1, len(logprobs), len(ids))
+        elif not choice.finish_reason:
             return
-        reason = None
-        if choice.finish_reason is not None:
-            reason = _FINISH.get(choice.finish_reason)
-            if reason is None:
-                raise Unreadable("a finish_reason that nobody knows")
-            if reason is FinishReason.STOP and choice.index in self._calling:
-                reason = FinishReason.TOOL_CALLS
-            self._open.discard(choice.index)
-        deltas.append(
-            Delta(
-                choice.index,
-                text,
-                logprobs=logprobs,
-                finish_reason=reason,
-                reasoning=reasoning,
-                tool_calls=calls,
-                token_ids=ids,
+        calls = self._calls[index]
+        if not (delta.tool_calls or calls.has_begun):
+            reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
+            if reason is not None:
+                self._open.discard(index)
+            deltas.append(
+                Delta(index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, token_ids=ids)
             )
-        )
+            return
+        more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
+        self._called(more, choice.finish_reason, delta.tool_calls or (), deltas)
+
+    def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
+        """A piece of a choice that has calls: what of it can be told now, one thing after the other."""
+        index, calls = more.index, self._calls[more.index]
+        text, reasoning = calls.words(more.text, more.reasoning)
+        taken = [one for piece in pieces for one in calls.take(piece)]
+        reason = None
+        if said:
+            reason = self._reason(said, calls)
+            taken += calls.end()
+        if calls.fault is not None:
+            raise Unreadable(calls.fault)
+        if reason is not None:
+            self._open.discard(index)
+        more = msgspec.structs.replace(more, text=text, reasoning=reasoning, tool_calls=tuple(taken))
+        text, reasoning = calls.let_go(is_end=reason is not None)
+        late = Delta(index, text, reasoning=reasoning)
+        found = [one for one in (more, late) if one != Delta(index)] or ([] if reason is None else [more])
+        if found:
+            deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason)]
+
+    def _reason(self, said: str, calls: Calls) -> FinishReason:
+        reason = _FINISH.get(said.lower())
+        if said.lower() in _BROKE:
+            raise UpstreamSaid
+        if reason is None:
+            raise Unreadable("a finish_reason that nobody knows")
+        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+            if calls.is_cut:
+                return FinishReason.LENGTH
+            return FinishReason.TOOL_CALLS if calls.has_any else FinishReason.STOP
+        return reason
 
 
 _NOTHING = DeltaIn()
@@ -263,24 +300,33 @@ _NOTHING = DeltaIn()
 def _plain(choice: ChoiceIn) -> str | None:
     """Its text, where it brings that and nothing else."""
     delta = choice.delta
-    if delta is None or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
+    if delta is None or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
         return None
     others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
-    return delta.content if not any(others) else None
+    return delta.content if isinstance(delta.content, str) and not any(others) else None
+
+
+def _words(delta: DeltaIn, choice: ChoiceIn) -> tuple[str, str]:
+    """Text and thoughts."""
+    content, thoughts = delta.content, delta.reasoning_content or delta.reasoning or ""
+    if isinstance(content, tuple):
+        thoughts += "".join(_joined(part.thinking) for part in content if part.type == "thinking")
+        content = _joined(tuple(part for part in content if part.type != "thinking"))
+    return content or delta.refusal or choice.text or "", thoughts
+
+
+def _joined(parts: str | tuple[PartIn, ...] | None) -> str:
+    if not isinstance(parts, tuple):
+        return parts or ""
+    if any(part.type != "text" for part in parts):
+        raise Unreadable("a part of a type that nobody knows")
+    return "".join(part.text or "" for part in parts)
 
 
 def _document(event: bytes) -> bytes:
     """What an event's data lines hold; comments and other fields are no data."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines).strip()
-
-
-def _call(call: CallIn) -> ToolCallDelta:
-    function = call.function
-    name = function.name or None if function is not None else None
-    # the first piece of a call has its name; some upstreams repeat the id on every piece
-    call_id = call.id if name else None
-    return ToolCallDelta(call.index, call_id, name, (function.arguments or "") if function is not None else "")
 
 
 def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
@@ -303,19 +349,5 @@ def _bytes(token: str) -> tuple[int, ...]:
 
 def _logprob(one: _LogprobIn) -> TextLogprob:
     spelled = _bytes(one.token) if one.bytes is None else one.bytes
-    return TextLogprob(one.token, one.logprob, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
-
-
-def _usage(given: UsageIn) -> Usage | None:
-    """None where it can't be meant: negative counts. Subsets are never larger than what they are part of."""
-    if given.prompt_tokens < 0 or given.completion_tokens < 0:
-        return None
-    cached = given.prompt_tokens_details.cached_tokens if given.prompt_tokens_details is not None else 0
-    details = given.completion_tokens_details
-    reasoning = details.reasoning_tokens if details is not None else 0
-    return Usage(
-        given.prompt_tokens,
-        given.completion_tokens,
-        max(0, min(cached or 0, given.prompt_tokens)),
-        max(0, min(reasoning or 0, given.completion_tokens)),
-    )
+    value = _LEAST_LOGPROB if one.logprob is None else one.logprob
+    return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))

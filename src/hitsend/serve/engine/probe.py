@@ -86,7 +86,7 @@ def _names(body: bytes, profile: Profile) -> set[str] | None:
     """Of a list in any of the shapes there are; None for what is no list."""
     try:
         tree: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     rows = tree if isinstance(tree, list) else None
     for key in ("data", "result", "models"):

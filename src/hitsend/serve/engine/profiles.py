@@ -72,7 +72,8 @@ class Profile(msgspec.Struct, frozen=True):
     makes sure of a call only as JSON by a schema. `cuts_vectors`: it knows `dimensions`; else they are cut here.
     `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
     frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
-    long; `priority_words`, that it runs without the policy that a request's priority needs.
+    long; `priority_words`, that it runs without the policy that a request's priority needs. `knows_developer`: that
+    role; DeepSeek and others refuse it, and templates that don't know it raise. `system` means the same, to OpenAI too.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Profile(msgspec.Struct, frozen=True):
     errors: dict[int, Reaction] = {}
     context_words: str | None = None
     priority_words: str | None = None
+    knows_developer: bool = False
     is_lenient: bool = False
 
 
@@ -132,7 +134,7 @@ _VLLM_FIELDS = _same(
 GENERIC = Profile(name="generic", source="OpenAI's API reference, 2026-11")
 """OpenAI's own fields, and nothing else until the settings say so."""
 
-OPENAI = msgspec.structs.replace(GENERIC, name="openai", max_tokens_field="max_completion_tokens")
+OPENAI = msgspec.structs.replace(GENERIC, name="openai", max_tokens_field="max_completion_tokens", knows_developer=True)
 
 OPENROUTER = Profile(
     name="openrouter",
@@ -192,6 +194,7 @@ HITSEND = Profile(
     source="docs/fields.md",
     completions_path="completions",
     prompts_as_here=True,
+    knows_developer=True,
     fields=_VLLM_FIELDS
     | _same("typical_p", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers")
     | _same("xtc_probability", "xtc_threshold"),

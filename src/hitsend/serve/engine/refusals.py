@@ -33,6 +33,13 @@ _LONGEST_WAIT_S = 3600.0
 _DAY_S = 86_400.0
 _TOO_LONG = frozenset({ContextLengthExceeded.code, "exceed_context_size_error"})
 """Codes and types that say that prompt and answer don't fit."""
+_TOO_LONG_WORDS = (b"maximum context length", b"model's context length", b"`max_new_tokens` must be <=")
+"""Of those who say so in words alone, with a 400: DeepSeek, OpenRouter and others after OpenAI; SGLang; TGI."""
+_MISFITS = {
+    b"stream_options": 'doesn\'t take stream_options: set lacks = ["stream_options"]',
+    b"'max_completion_tokens' instead": 'wants another name: set max_tokens_field = "max_completion_tokens"',
+}
+"""What a 400 or 422 says of fields that no client has sent, and what to do about it."""
 _WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 
@@ -75,6 +82,11 @@ async def refusal_of(
     """
     status = answer.status
     if status == 200:
+        encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            answer.close()
+            text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
+            return Refusal(EngineFailed(text))
         is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
         if is_whole or (_is_stream(answer) and not wants_json):
             return None
@@ -118,8 +130,7 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
     if status == 429:
         text = f"The upstream {name} limits its requests (HTTP 429)."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
-    if profile.priority_words is not None and profile.priority_words.encode() in body:
-        why = "has no priority scheduling: start it with --scheduling-policy priority, or set sends_priority = false"
+    if (why := _misfit(status, body, profile)) is not None:
         _log.error("the upstream %s %s", name, why)
         return Refusal(EngineUnavailable(f"The upstream {name} {why}."), outcome="ok")
     if status in (400, 404, 413, 422) or _names_length(body, profile):
@@ -133,10 +144,18 @@ def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: fl
     return Refusal(EngineUnavailable(f"The upstream {name} {why} (HTTP {status})."))
 
 
+def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
+    """What the settings have to say, so that it understands what is always sent."""
+    if profile.priority_words is not None and profile.priority_words.encode() in body:
+        return "has no priority scheduling: start it with --scheduling-policy priority, or set sends_priority = false"
+    found = (why for words, why in _MISFITS.items() if words in body)
+    return next(found, None) if status in (400, 422) else None
+
+
 def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
     try:
         found = msgspec.json.decode(body, type=_RefusalIn)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
     own = (found.error,) if isinstance(found.error, _ErrorIn) else ()
     return (*own, *(found.errors or ()), found)
@@ -152,7 +171,7 @@ def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeErro
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     is_too_long = not _TOO_LONG.isdisjoint(named)
-    is_too_long = is_too_long or _names_length(body, profile)
+    is_too_long = is_too_long or _names_length(body, profile) or any(words in body for words in _TOO_LONG_WORDS)
     kind = ContextLengthExceeded if is_too_long else InvalidRequest
     return kind(text, param=param)
 

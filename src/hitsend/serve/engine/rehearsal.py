@@ -39,7 +39,7 @@ _STATM = Path("/proc/self/statm")
 _MIB = 1024 * 1024
 _LOGIT_BYTES = 4
 _LOGIT_ROWS = 2
-"""Of each slot: the library's own, and the loop's copy."""
+"""Of each slot: the library's own, and the loop's copy (of steps that are several calls)."""
 _ROWS, _HYBRID_ROWS = 16, 64
 """Rows of logits that a step has room for, where there are fewer slots: drafts and scored prompts want more than one
 each. The second was found by measuring: models with recurrent layers work in more than their plan says."""

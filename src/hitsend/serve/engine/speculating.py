@@ -22,8 +22,9 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import BOLD_CHANCE, FIRST_CHANCE, Head, Likelier, OwnHead
+from hitsend.serve.loop.own_head import BOLD_CHANCE, Head, Likelier, OwnHead
 from hitsend.serve.loop.speculate import KnownCosts, StepCosts, draft_lengths
+from hitsend.serve.loop.trust import FIRST_CHANCE
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 
@@ -138,8 +139,8 @@ def speculator_for(
 
 
 def can_pay(head: Head, chance: float, costs: StepCosts, back: GoingBack) -> bool:
-    """Whether a sequence that is alone would ever be guessed for, if so many first guesses are right."""
-    return any(draft_lengths([chance], [back.longest], costs, head.seconds, is_again=back.is_again))
+    """Whether a sequence that is alone would ever be guessed for, if so many first guesses (of one token) are right."""
+    return any(draft_lengths([chance], [1], costs, head.seconds, is_again=back.is_again))
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:

@@ -59,10 +59,13 @@ def terms_of(settings: UpstreamBase, salt: bytes = b"") -> Terms:
     adds = dict(profile.adds)
     if isinstance(settings, WorkersAISettings) and settings.reject_if_busy:
         adds["options"] = {"rejectIfBusy": True}
-    is_salted = not isinstance(settings, VllmSettings) or settings.salts_cache
+    if isinstance(settings, VllmSettings) and not settings.salts_cache:
+        profile = msgspec.structs.replace(profile, salt_field=None)
+    if "stream_options" in settings.lacks:
+        profile = msgspec.structs.replace(profile, stream_options=None)
     return Terms(
         engine=settings.name,
-        profile=profile if is_salted else msgspec.structs.replace(profile, salt_field=None),
+        profile=profile,
         names={name: there for name, there in names.items() if name not in _each(settings.lacks)},
         max_tokens_field=settings.max_tokens_field or profile.max_tokens_field,
         models=settings.models,
@@ -80,6 +83,8 @@ def changes(terms: Terms) -> list[str]:
     if terms.max_tokens_field != "max_tokens":
         found.append(f"max_tokens → {terms.max_tokens_field}")
     found += [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in sorted(terms.adds.items())]
+    if not profile.knows_developer:
+        found.append("role developer → system")
     if profile.calls_by_schema:
         found.append("a call that has to be made: asked for as JSON in response_format, and read as a call")
     if profile.salt_field is not None:

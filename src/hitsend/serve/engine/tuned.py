@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.convert import RECIPES
 from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, discard, layouts_dir, sha256_of
@@ -26,6 +27,7 @@ from hitsend.serve.engine.libllama import PACKAGE_VERSION
 from hitsend.serve.engine.loading import num_cores
 from hitsend.serve.engine.measure import WIDTHS, Answer, Question
 from hitsend.serve.engine.models import ModelFile
+from hitsend.serve.engine.patience import Patience
 from hitsend.settings import EngineSettings
 
 LEAST_ALONE = 1.03
@@ -44,6 +46,10 @@ _BUSY = 0.5
 """Processes that want to run, for each core, above which a measurement is of them too."""
 
 _QUICK_WINDOWS = 4
+
+BOUND_S = 1800.0
+"""Measuring takes at most about so long, however large the model is."""
+
 _TIMEOUT_S = 1800.0
 
 
@@ -162,26 +168,25 @@ def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> 
         return None
 
 
-def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_quick: bool, say: Say) -> Tuned:
-    """Measure and remember. Takes minutes. Raises ConfigError."""
+def tune(
+    found: ModelFile,
+    models_dir: Path,
+    settings: EngineSettings,
+    *,
+    is_quick: bool,
+    say: Say,
+    bound_s: float = BOUND_S,
+    clock: Clock = SystemClock(),  # noqa: B008  # it keeps nothing
+) -> Tuned:
+    """Measure and remember. Takes minutes, at most about `bound_s` after converting. Raises ConfigError."""
     source, threads = Path(found.path), settings.num_threads or num_cores()
     if os.getloadavg()[0] > _BUSY * num_cores():
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
     files = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
-    speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
-    for turn in range(3 if is_quick else 5):
-        for way in ways:
-            say(f"speed, turn {turn + 1}: {shown(way)}")
-            speeds[way].append(_ask(files[way.layout], way, settings))
-    windows = _QUICK_WINDOWS if is_quick else 1
-    losses: dict[Way, tuple[float, ...]] = {}
-    for way in ways:
-        if is_quick and way is not ways[0] and max(steady_gains(way, speeds).values()) < LEAST_GAIN:
-            continue  # it can't be chosen, whatever it loses
-        if way.num_threads == threads and way.micro_batch == Way().micro_batch:
-            say(f"perplexity: {shown(way)}")
-            losses[way] = _ask(files[way.layout], way, settings, windows=windows).losses
+    patience = Patience(say, clock, bound_s)
+    speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5)
+    losses = _losses(ways, files, settings, patience, speeds, is_quick=is_quick)
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
     rows = [
         msgspec.structs.replace(row, gain=steady_gain(row.way, speeds), gains=steady_gains(row.way, speeds))
@@ -196,6 +201,45 @@ def tune(found: ModelFile, models_dir: Path, settings: EngineSettings, *, is_qui
     part.replace(target)
     _tidy(result, source, models_dir, settings)
     return result
+
+
+def _speeds(
+    ways: list[Way], files: dict[str, Path], settings: EngineSettings, patience: Patience, *, turns: int
+) -> dict[Way, list[Answer]]:
+    """Each way in turn, all of them again, as often as there is time."""
+    speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
+    patience.begin(ways, turns)
+    for turn in range(turns):
+        if not patience.has_time_for(turn):
+            break
+        for number, way in enumerate(ways):
+            patience.speed(turn, number, shown(way))
+            speeds[way].append(_ask(files[way.layout], way, settings))
+    return speeds
+
+
+def _losses(
+    ways: list[Way],
+    files: dict[str, Path],
+    settings: EngineSettings,
+    patience: Patience,
+    speeds: dict[Way, list[Answer]],
+    *,
+    is_quick: bool,
+) -> dict[Way, tuple[float, ...]]:
+    """By window, of the ways that compute other numbers than the first one does; quickly: of those that gain."""
+    first = ways[0]
+    asked = [way for way in ways if (way.num_threads, way.micro_batch) == (first.num_threads, first.micro_batch)]
+    if is_quick:
+        gains = {way: max(steady_gains(way, speeds).values()) for way in asked}
+        asked = [way for way in asked if way is first or gains[way] >= LEAST_GAIN]  # no other can be chosen
+    prefills = [max(each.prefill for each in speeds[way]) for way in asked]
+    windows = patience.every(prefills, _QUICK_WINDOWS if is_quick else 1)
+    losses: dict[Way, tuple[float, ...]] = {}
+    for number, way in enumerate(asked):
+        patience.perplexity(number, prefills, windows, shown(way))
+        losses[way] = _ask(files[way.layout], way, settings, windows=windows).losses
+    return losses
 
 
 def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:

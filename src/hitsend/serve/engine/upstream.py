@@ -30,6 +30,11 @@ class UpstreamAnswer:
         self.headers = wire.headers
 
     @property
+    def is_framed(self) -> bool:
+        """Whether its end can't be taken for a cut, nor a cut for its end."""
+        return self._wire.is_framed
+
+    @property
     def content_type(self) -> str:
         """Without parameters, in lower case."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -20,9 +20,9 @@ from hitsend.core.events import Answered, Sent
 from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
-from hitsend.serve.engine.openai_wire import UsageIn
 from hitsend.serve.engine.protocol import EngineEvent, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
+from hitsend.serve.engine.upstream_usage import usage_of
 
 if TYPE_CHECKING:
     from hitsend.serve.engine.openai import OpenAIEngine
@@ -37,7 +37,7 @@ class _VectorIn(msgspec.Struct, frozen=True):
 
 class _AnswerIn(msgspec.Struct, frozen=True):
     data: list[_VectorIn]
-    usage: UsageIn | None = None
+    usage: Any = None
 
 
 class UpstreamEmbedding:
@@ -100,13 +100,12 @@ class UpstreamEmbedding:
             return (), status, Refusal(broken(failure, name), may_repeat=is_unanswered)
         except InvalidRequest as error:
             return (), status, Refusal(error, outcome="ok")
-        except (msgspec.DecodeError, ValueError, binascii.Error, struct.error, OverflowError):
+        except (msgspec.DecodeError, RecursionError, ValueError, binascii.Error, struct.error, OverflowError):
             return (), status, Refusal(EngineFailed(f"The upstream {name} sent what is no list of embeddings."))
 
     def _read(self, body: bytes) -> tuple[bytes, ...]:
         answer = msgspec.json.decode(body, type=_AnswerIn)
-        if answer.usage is not None and answer.usage.prompt_tokens >= 0:
-            self._usage = Usage(answer.usage.prompt_tokens)
+        self._usage = usage_of(answer.usage, has_output=False)
         rows: dict[int, list[float]] = {}
         for number, row in enumerate(answer.data):
             rows[number if row.index is None else row.index] = _unpacked(row.embedding)

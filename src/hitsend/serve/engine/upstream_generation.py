@@ -83,14 +83,14 @@ class OpenAIGeneration:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
         is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
-        is_final = given is not None and self._outcome == "ok" and is_all
+        is_final = self._reader.is_used_up and self._outcome == "ok" and is_all
         if is_final and given is not None:
             usage = given
         else:
             prompt = self._job.num_prompt_estimated if self._has_reached else 0
             seen = given or Usage()
             usage = Usage(
-                max(seen.prompt_tokens, prompt),
+                seen.prompt_tokens or prompt,
                 max(seen.completion_tokens, sum(counts)),
                 seen.cached_tokens,
                 seen.reasoning_tokens,
@@ -200,7 +200,9 @@ class OpenAIGeneration:
             self._stop_short(broken(failure, self._engine.name))
             return
         self._num_bytes += len(data)
-        self._took(self._reader.feed(data), is_at_end=not data)
+        # an answer that surely wasn't cut may lack the empty line behind its last event
+        ending = b"\n\n" if answer.is_framed else b""
+        self._took(self._reader.feed(data or ending), is_at_end=not data)
 
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
         if deltas:

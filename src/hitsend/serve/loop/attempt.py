@@ -4,7 +4,8 @@ When a batch fails and the decoder says that it isn't fatal (nothing of it was k
 first, then in halves until the sequences that can't be computed stand alone.
 
 Enters: shares, sorted by slot. Leaves: logits of those that were computed, and who failed. Always true: every share is
-in exactly one result or among the failed. A fatal failure goes up. Next: `verify.py`.
+in exactly one result or among the failed; logits of a step's one result may be the decoder's own memory, of several
+they are copies. A fatal failure goes up. Next: `verify.py`.
 """
 
 import msgspec
@@ -12,13 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
-from hitsend.serve.loop.batch import build_batch
+from hitsend.serve.loop.batch import build_batch, by_adapter
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.messages import Submit, what_is_wrong
 from hitsend.serve.loop.roster import Share
 
 Result = tuple[list[Share], NDArray[np.float32]]
 Failed = tuple[Share, DecoderFailed]
+
+
+def compute(decoder: Decoder, shares: list[Share], failed: list[Failed]) -> list[Result]:
+    """All shares of a step, one adapter after the other. See `attempt`."""
+    groups = by_adapter(shares)
+    if len(groups) == 1:
+        return attempt(decoder, shares, failed)
+    return [result for group in groups for result in _kept(attempt(decoder, group, failed))]
+
+
+def _kept(results: list[Result]) -> list[Result]:
+    """Right also when the decoder has computed again."""
+    return [(shares, logits.copy()) for shares, logits in results]
 
 
 def attempt(decoder: Decoder, shares: list[Share], failed: list[Failed]) -> list[Result]:
@@ -35,7 +49,7 @@ def attempt(decoder: Decoder, shares: list[Share], failed: list[Failed]) -> list
             failed.append((shares[0], failure))
             return []
         half = len(shares) // 2
-        return attempt(decoder, shares[:half], failed) + attempt(decoder, shares[half:], failed)
+        return _kept(attempt(decoder, shares[:half], failed)) + attempt(decoder, shares[half:], failed)
     expected = (int(batch.wants_logits.sum()), decoder.vocab_size)
     if logits.shape != expected:
         raise DecoderFailed(f"logits of shape {logits.shape}, expected {expected}", is_fatal=True)

@@ -53,4 +53,5 @@ def build_batch(shares: Sequence[Share]) -> Batch:
         np.array(wants_logits, dtype=np.bool_),
         shares[0].sequence.adapter,
         has_drafts=any(share.draft for share in shares),
+        borrows=True,
     )

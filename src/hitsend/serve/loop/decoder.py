@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     Four arrays of the same length n: `token_ids` int32, `positions` int32, `slots` int32, `wants_logits` bool.
     `adapter`: the one that all of them are computed with; None: the model as it is. `has_drafts`: a slot that brings
     several tokens may be told to forget all of them but the first (`Decoder.truncate`), before anything else is
-    computed.
+    computed. `borrows`: the logits may be the decoder's own memory, right until it computes again.
     """
 
     token_ids: NDArray[np.int32]
@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     wants_logits: NDArray[np.bool_]
     adapter: str | None = None
     has_drafts: bool = False
+    borrows: bool = False
 
 
 class DecoderFailed(Exception):
@@ -88,7 +89,8 @@ class Decoder(Protocol):
         ...
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
-        """Run the batch; return float32 logits [true wants_logits, vocab_size], the caller's to keep and change.
+        """Run the batch; return float32 logits [true wants_logits, vocab_size], the caller's to keep (unless it
+        `borrows`) and change.
 
         Raises DecoderFailed; where that isn't fatal, the cache is as it was before the call.
         """

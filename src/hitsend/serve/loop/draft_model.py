@@ -16,15 +16,7 @@ from hitsend.core.drafts import Drafted
 from hitsend.serve.loop.decoder import Batch, Decoder, DecoderFailed
 from hitsend.serve.loop.sequence import Sequence
 from hitsend.serve.loop.speculate import StepCosts
-
-FIRST_CHANCE = 0.6
-"""How often its guesses are believed to be right before anything is known."""
-
-_BELIEF = 2.0
-"""So many guesses' worth."""
-
-_MEMORY = 0.95
-"""What a guess still counts after the next one, and after a step without a draft: bad ones are forgotten, too."""
+from hitsend.serve.loop.trust import Trusts
 
 CATCH_UP = 256
 """Most tokens that are computed for those behind in one step, and most that one may be behind and still get a draft."""
@@ -33,23 +25,13 @@ CATCH_UP = 256
 class _Mirror:
     """One sequence's cache in the second model: so many known tokens, then guesses."""
 
-    __slots__ = ("guesses", "hits", "num_known", "sequence", "slot", "trials")
+    __slots__ = ("guesses", "num_known", "sequence", "slot")
 
     def __init__(self, sequence: Sequence, slot: int) -> None:
         self.sequence = sequence
         self.slot = slot
         self.num_known = 0
         self.guesses: list[int] = []
-        self.hits = self.trials = 0.0
-
-    @property
-    def chance(self) -> float:
-        return (self.hits + _BELIEF * FIRST_CHANCE) / (self.trials + _BELIEF)
-
-    def note(self, num_right: int, num_wrong: int) -> None:
-        fade = _MEMORY ** (num_right + num_wrong)
-        self.hits = fade * self.hits + num_right
-        self.trials = fade * self.trials + num_right + num_wrong
 
 
 class DraftModel:
@@ -63,6 +45,7 @@ class DraftModel:
         self._clock = clock
         self._costs = StepCosts()
         self._costs.observe(1, 1, pass_s)
+        self._trusts = Trusts(is_shared=True)
         self._mirrors: dict[int, _Mirror] = {}
         self._free = list(range(decoder.num_slots))
 
@@ -73,16 +56,11 @@ class DraftModel:
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """As far as its last guesses for each were right."""
         self._sweep()
-        found: list[float] = []
-        for sequence in sequences:
-            mirror = self._mirrors.get(sequence.arrival)
-            if mirror is None:
-                found.append(FIRST_CHANCE)
-                continue
-            mirror.hits *= _MEMORY
-            mirror.trials *= _MEMORY
-            found.append(mirror.chance)
-        return found
+        return self._trusts.chances(sequences)
+
+    def longest(self, sequences: list[Sequence]) -> int:
+        """One token, until one was right."""
+        return self._trusts.longest(sequences)
 
     def propose(self, sequences: list[Sequence], length: int) -> list[tuple[int, ...]]:
         """What it would say, for those that are up to date or nearly."""
@@ -101,9 +79,7 @@ class DraftModel:
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
         """What became of a draft."""
-        mirror = self._mirrors.get(sequence.arrival)
-        if mirror is not None:
-            mirror.note(drafted.accepted, int(drafted.accepted < drafted.proposed))
+        self._trusts.learn(sequence, drafted)
 
     def _propose(self, mirrors: list[_Mirror], length: int) -> dict[int, tuple[int, ...]]:
         for mirror in self._mirrors.values():  # of those without a turn, too: all share the cells

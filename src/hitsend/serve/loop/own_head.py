@@ -1,8 +1,7 @@
 """Drafts from a head that the model itself has for guessing ahead, and two ways of guessing beside each other.
 
-A head's guesses are the likeliest tokens it sees, no random choices, so the exact rule of `verify.py` holds. How often
-they are right is only known where they were checked: each sequence starts with some trust, loses it guess by guess,
-and after a draft that was wrong from its first token on is left alone for a while, each time for twice as long.
+A head's guesses are the likeliest tokens it sees, no random choices, so the exact rule of `verify.py` holds. How far it
+is believed is `trust.py`'s.
 
 Enters: sequences. Leaves: guesses, and who made them. Always true: what a sequence's drafts are like follows from
 itself alone and from what was measured at the start, so the same seed gives the same passes again. Next: `verify.py`.
@@ -13,22 +12,12 @@ from typing import Protocol
 
 from hitsend.core.drafts import Drafted
 from hitsend.serve.loop.sequence import Sequence
+from hitsend.serve.loop.trust import FIRST_CHANCE, Trusts
 from hitsend.serve.loop.verify import Proposer
 
-FIRST_CHANCE = 0.6
-"""How often a head is believed to be right before anything is known of it."""
-
 BOLD_CHANCE = 0.85
-"""The same where wrong guesses cost so much that nobody would ever try otherwise."""
-
-_BELIEF = 2.0
-"""So many guesses' worth."""
-
-_MEMORY = 0.95
-"""What a guess still counts after the next one."""
-
-FIRST_REST, LONGEST_REST = 4, 256
-"""Steps for which nothing is asked after a useless draft."""
+"""How often a head is believed to be right before anything is known of it, where wrong guesses cost so much that nobody
+would ever try otherwise."""
 
 
 class Head(Protocol):
@@ -43,43 +32,12 @@ class Head(Protocol):
         ...
 
 
-class _Trust:
-    """In the guesses for one sequence."""
-
-    __slots__ = ("first_chance", "hits", "pause", "rest", "sequence", "trials")
-
-    def __init__(self, sequence: Sequence, first_chance: float) -> None:
-        self.sequence = sequence
-        self.first_chance = first_chance
-        self.hits = self.trials = 0.0
-        self.rest, self.pause = 0, FIRST_REST
-
-    @property
-    def chance(self) -> float:
-        return 0.0 if self.rest else (self.hits + _BELIEF * self.first_chance) / (self.trials + _BELIEF)
-
-    def wait(self) -> None:
-        """One more step; what is old counts less."""
-        self.rest = max(0, self.rest - 1)
-        self.hits *= _MEMORY
-        self.trials *= _MEMORY
-
-    def learn(self, num_right: int, num_wrong: int) -> None:
-        self.hits += num_right
-        self.trials += num_right + num_wrong
-        if num_right:
-            self.pause = FIRST_REST
-        else:
-            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_REST)
-
-
 class OwnHead:
     """See `verify.Proposer`."""
 
     def __init__(self, head: Head, first_chance: float = FIRST_CHANCE) -> None:
         self._head = head
-        self._first_chance = first_chance
-        self._trusts: dict[int, _Trust] = {}
+        self._trusts = Trusts(first_chance)
 
     def name_for(self, sequence: Sequence) -> str:  # noqa: ARG002  # the protocol's
         """The one name it has."""
@@ -87,16 +45,11 @@ class OwnHead:
 
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """As far as its last guesses for each were right."""
-        if len(self._trusts) > len(sequences):
-            self._trusts = {key: trust for key, trust in self._trusts.items() if trust.sequence.slot is not None}
-        found: list[float] = []
-        for sequence in sequences:
-            trust = self._trusts.get(sequence.arrival)
-            if trust is None:
-                trust = self._trusts[sequence.arrival] = _Trust(sequence, self._first_chance)
-            trust.wait()
-            found.append(trust.chance)
-        return found
+        return self._trusts.chances(sequences)
+
+    def longest(self, sequences: list[Sequence]) -> int:
+        """One token, until one was right."""
+        return self._trusts.longest(sequences)
 
     def propose(self, sequences: list[Sequence], length: int) -> list[tuple[int, ...]]:
         """The likeliest tokens, one after the other."""
@@ -109,9 +62,7 @@ class OwnHead:
 
     def learn(self, sequence: Sequence, drafted: Drafted) -> None:
         """What became of a draft."""
-        trust = self._trusts.get(sequence.arrival)
-        if trust is not None:
-            trust.learn(drafted.accepted, int(drafted.accepted < drafted.proposed))
+        self._trusts.learn(sequence, drafted)
 
 
 class Likelier:
@@ -129,10 +80,19 @@ class Likelier:
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """The best ones."""
         tables = [way.chances(sequences) for way in self._ways]
+        if not any(map(any, tables)):
+            return tables[0]  # as in most steps: nobody has a guess to be compared
         best = [max(range(len(tables)), key=lambda way: table[way]) for table in zip(*tables, strict=True)]
         self._chosen = {each.arrival: self._ways[way] for each, way in zip(sequences, best, strict=True)}
         self._counts = {way: best.count(way) for way in range(len(tables))}
         return [tables[way][place] for place, way in enumerate(best)]
+
+    def longest(self, sequences: list[Sequence]) -> int:
+        """The longest that one of those bears whose turn it is."""
+        asked: dict[Proposer, list[Sequence]] = {}
+        for each in sequences:
+            asked.setdefault(self._way_of(each), []).append(each)
+        return max(way.longest(own) for way, own in asked.items())
 
     def propose(self, sequences: list[Sequence], length: int) -> list[tuple[int, ...]]:
         """Each from its own."""

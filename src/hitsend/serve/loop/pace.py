@@ -3,7 +3,7 @@
 Without decodes: the whole budget. With them, each step earns the prompts some of the machine's time, in seconds: what
 a step of the decodes alone leaves of `tpot_target_s`, and never less than `FLOOR` times that step. A chunk may go
 while the account is above zero and is charged what it costs, so that a piece longer than what was earned is followed
-by steps without any. A long prompt (above `LONG_TOKENS`) earns no more than `LONG_SHARE` of the decodes' time, and is
+by steps without any. A long prompt (`is_long`) earns no more than `LONG_SHARE` of the decodes' time, and is
 cut finer than `PIECE` where a piece would overdraw: its steps stay below twice what they are without it.
 
 So neither starves. Decodes take part in every step, and over any run of steps prompts take on average at most
@@ -36,8 +36,9 @@ of the time (measured at 8 at once: 157 tokens/s, with 128 154, with 64 143; tok
 FINEST = 8
 """Fewest tokens of a chunk: shorter ones cost more per token than decoding does."""
 
-LONG_TOKENS = 1024
-"""A prompt that has more than so many to compute is long: it can't be on time anyway."""
+LONG_TOKENS, LONGEST_SHORT = 1024, 3072
+"""A prompt is long that has more than so many to compute and can't be on time with the whole machine either; with more
+than the second, in any case: what it does to the gaps between others' tokens lasts."""
 
 FLOOR = 0.25
 """What prompts earn at least, in steps of the decodes alone."""
@@ -113,6 +114,13 @@ class Pace:
         is_new = num_prompts >= CROWD and num_tokens * self.costs.prefill_s > self._ttft_s
         self._is_crowd = is_new or (self._is_crowd and (num_prompts > 0 or is_lost))
         return self._is_crowd
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a prompt with so many tokens to compute is long."""
+        if num_tokens <= LONG_TOKENS:
+            return False
+        seconds = num_tokens * self.costs.prefill_s
+        return num_tokens > LONGEST_SHORT or not 0.0 < seconds <= self._ttft_s
 
     def is_late(self, arrived_at: float, at: float) -> bool:
         """Whether a prompt that came then has waited as long as it should."""

@@ -8,7 +8,7 @@ import msgspec
 
 from hitsend.core.lifecycle import State
 from hitsend.core.request import IDLE_TIER
-from hitsend.serve.loop.pace import LONG_TOKENS, PIECE, Pace
+from hitsend.serve.loop.pace import PIECE, Pace
 from hitsend.serve.loop.prompt_scores import SCORED_TOKENS
 from hitsend.serve.loop.queue import WaitingQueue
 from hitsend.serve.loop.seats import Seats
@@ -162,7 +162,7 @@ class Roster:
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether it had a long prompt to compute when it began, or would have now."""
-        return sequence.arrival in self._long or sequence.num_pending_tokens > LONG_TOKENS
+        return sequence.arrival in self._long or self.pace.is_long(sequence.num_pending_tokens)
 
     def order(self, sequence: Sequence, at: float) -> tuple[tuple[float, ...], float]:
         """Prompts go by what each tenant had lately, and within a tenant by when they are due; for a while, idle work
@@ -193,7 +193,7 @@ class StepPlan:
         self.num_decodes = 0
         self.scores_left = SCORED_TOKENS
         self.shares: list[Share] = []
-        self.is_for_others = False
+        self.is_for_others = self.has_prompts = False
         self.admissions: list[Admission] = []
         self.preemptions: list[Preemption] = []
 

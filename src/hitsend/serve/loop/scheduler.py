@@ -85,12 +85,13 @@ def share_with_decodes(roster: Roster, plan: StepPlan) -> None:
 def pace_prompts(roster: Roster, plan: StepPlan) -> None:
     """All of it for late short ones, beside too many decodes, or where somebody sits out; else what the pace allows."""
     is_crowd = is_crowded(roster, plan)
-    if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
-        return
     head = roster.waiting.head(plan.at)
     prompts = [each for each in roster.running if each.has_prompt]
     if head is not None and roster.can_admit(head, plan.at):
         prompts.append(head)
+    plan.has_prompts = bool(prompts)
+    if plan.is_for_others and any(roster.is_over(each, plan.at) for each in roster.running):
+        return
     if not prompts:
         return
     is_long = roster.is_long(min(prompts, key=lambda each: roster.order(each, plan.at)))

@@ -141,7 +141,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only its newest sampled token is pending."""
-        return self.num_output_tokens > 0 and self.num_pending_tokens == 1
+        num_known = len(self.token_ids)  # asked nine times a step: without further properties
+        return num_known > self.num_prompt_tokens and num_known - self.num_computed_tokens == 1
 
     @property
     def known_ids(self) -> Ids:

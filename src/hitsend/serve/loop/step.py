@@ -18,8 +18,7 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import EngineFailed, ServeError, ServerOverloaded, ShuttingDown
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.request import SampledToken
-from hitsend.serve.loop.attempt import attempt, refusal
-from hitsend.serve.loop.batch import by_adapter
+from hitsend.serve.loop.attempt import compute, refusal
 from hitsend.serve.loop.decoder import Decoder, DecoderFailed
 from hitsend.serve.loop.disk import Disk
 from hitsend.serve.loop.filters import Breakers
@@ -138,7 +137,7 @@ class Loop:
             return reports
         for move in close_gaps(self._roster, plan):
             self._decoder.move(move.source, move.target)
-        if self._speculator is not None:
+        if self._speculator is not None and not plan.has_prompts:
             plan.shares = self._speculator.with_drafts(plan.shares, self._kv, plan.tokens_left)
         reports.append(self._compute(plan))
         if self._limits.check_every_step:
@@ -260,7 +259,7 @@ class Loop:
         self._steps += 1
         failed: list[tuple[Share, DecoderFailed]] = []
         before = self._clock.now()
-        results = [part for shares in by_adapter(plan.shares) for part in attempt(self._decoder, shares, failed)]
+        results = compute(self._decoder, plan.shares, failed)
         decode_s = self._clock.now() - before
         self._seats.stepped(plan.shares, decode_s)
         if self._speculator is not None and len(results) == 1:

@@ -7,9 +7,9 @@ is forgotten. (For drafts that are no random choice this is what rejection sampl
 what it would have said without drafts, token for token, as far as the model's arithmetic gives the same numbers.
 
 Enters: a step's shares, and the logits of those with drafts. Leaves: shares with drafts, rows of the report. Always
-true: drafts are added after everybody else has had what they need, only to steps that compute nothing but decodes; they
-take no cell from anybody, since their cells are free before the step and free again after it; whoever ends within its
-draft says nothing after its end. Next: `step.py`.
+true: drafts are added after everybody else has had what they need, only to steps in which no prompt is computed or
+waits for its turn (else steps would be long and its turns few); they take no cell from anybody, since their cells are
+free before the step and free again after it; whoever ends within its draft says nothing after its end. Next: `step.py`.
 """
 
 from collections.abc import Callable
@@ -45,6 +45,10 @@ class Proposer(Protocol):
         """How likely the next guess is right for each of them; 0 where there is none."""
         ...
 
+    def longest(self, sequences: list[Sequence]) -> int:
+        """Tokens that a draft may have, at least 1."""
+        ...
+
     def propose(self, sequences: list[Sequence], length: int) -> list[tuple[int, ...]]:
         """Up to so many tokens that may follow in each."""
         ...
@@ -68,6 +72,10 @@ class PromptLookup:
     def chances(self, sequences: list[Sequence]) -> list[float]:
         """As far as the text went on like itself lately."""
         return [_lookup_of(sequence).chance for sequence in sequences]
+
+    def longest(self, sequences: list[Sequence]) -> int:  # noqa: ARG002  # the protocol's
+        """No guess is believed here before others were right."""
+        return MAX_DRAFT
 
     def propose(self, sequences: list[Sequence], length: int) -> list[tuple[int, ...]]:
         """What followed elsewhere."""
@@ -123,7 +131,7 @@ class Speculator:
         if not costs.is_known or not any(chances):
             return shares
         cells = kv.num_empty_cells  # what is kept for others lies in the other free ones
-        longest = min(self._going_back.longest, cells, num_tokens)
+        longest = min(self._going_back.longest, cells, num_tokens, self.proposer.longest(sequences))
         most = [min(longest, _room(sequence, kv)) for sequence in sequences]
         lengths = draft_lengths(chances, most, costs, self.proposer.seconds, is_again=self._going_back.is_again)
         chosen = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length]

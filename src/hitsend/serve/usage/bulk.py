@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection, delete
 
 from hitsend.serve.database.schema import HOLDS, LEDGER
-from hitsend.serve.database.sqlite import delete_in, insert_many, select_in
+from hitsend.serve.database.sqlite import delete_in, insert_many, insert_unless_taken, select_in
 from hitsend.serve.usage.allowance import DayNeurons
 from hitsend.serve.usage.rows import (
     HELD,
@@ -33,15 +33,19 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
     """Take (hold, owner, lease_until) each. See `insert_hold_now`; where a day's limit counts, one after the other."""
     if _is_alone(connection, holds) or any(hold.request.neurons_limit_micro is not None for hold, _, _ in holds):
         return [insert_hold_now(connection, *each) for each in holds]
+    values = [(*hold_values(hold).values(), owner, lease_until) for hold, owner, lease_until in holds]
+    is_lone = len(holds) == 1 and connection.dialect.name == "sqlite"
+    if is_lone and insert_unless_taken(connection, HOLDS, HELD, values[0], (LEDGER.c.request_id, HOLDS.c.request_id)):
+        return ["taken"]
     asked = [hold.request.request_id for hold, _, _ in holds]
     taken = {row[0]: "" for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
     held = (HOLDS.c.request_id, HOLDS.c.hold_id)
     taken |= dict(select_in(connection, HOLDS.c.request_id, asked, held))
     fresh = []
-    for hold, owner, lease_until in holds:
+    for (hold, _, _), row in zip(holds, values, strict=True):
         if hold.request.request_id not in taken:
             taken[hold.request.request_id] = hold.hold_id
-            fresh.append((*hold_values(hold).values(), owner, lease_until))
+            fresh.append(row)
     if fresh:
         insert_many(connection, HOLDS, HELD, fresh)
     return ["taken" if taken[hold.request.request_id] == hold.hold_id else "used before" for hold, _, _ in holds]

@@ -158,6 +158,8 @@ class FileStore:
 
     async def get(self, file_id: str, seen_by: Whose) -> StoredFile:
         """One. Raises NotFound, StorageFailed."""
+        if not _ID.fullmatch(file_id):
+            raise _not_found(file_id)
         query = select(FILES).where(FILES.c.file_id == file_id, _visible(seen_by), self._is_fresh)
         async with reading(self._database) as connection:
             row = (await connection.execute(query)).mappings().first()
