@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import msgspec
 from rich.console import Console
 
 from hitsend.cli.models import as_document, table_of
@@ -34,9 +35,20 @@ def test_the_document_says_what_is_within_the_bound_and_what_auto_would_be():
     assert as_document(RESULT, 0.5)["auto"] == "q4_0"
 
 
-def test_the_table_has_a_line_for_each_way():
+def test_the_table_has_a_line_for_each_way_and_fits_a_terminal():
+    kinds = (Way("as-shipped", "q8_0"), Way(micro_batch=128), Way("q4_0+offsets"), Way(num_threads=2))
+    more = [msgspec.structs.replace(LOSSY, way=way, prefill=1412.0, peak_bytes=1_234_000_000) for way in kinds]
     written = io.StringIO()
-    Console(width=120, file=written).print(table_of(RESULT, 0.01))
-    shown = written.getvalue()
-    assert [line.split()[0] for line in shown.splitlines() if " f16 " in line] == ["as-shipped", "q8_0", "q4_0"]
-    assert "+25.0% ±2.0" in shown
+    Console(width=80, file=written).print(table_of(msgspec.structs.replace(RESULT, rows=(*RESULT.rows, *more)), 0.01))
+    lines = written.getvalue().splitlines()
+    assert [line[:13].strip() for line in lines[1:8]] == [
+        "as-shipped",
+        "q8_0",
+        "q4_0",
+        "KV q8_0",
+        "batch 128",
+        "q4_0+offsets",
+        "2 threads",
+    ]
+    assert all(line.split()[-1] in {"yes", "no"} for line in lines[1:8])
+    assert "+25.0% ±2.0" in lines[3]

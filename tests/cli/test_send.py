@@ -123,6 +123,12 @@ async def test_an_answer_that_breaks_off_is_no_answer(stub, ending, said, capsys
     assert capsys.readouterr().out == "Hé!\n", "what came is shown all the same"
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+async def test_an_address_may_end_as_openais_clients_want_it(stub, end):
+    async with Client(stub.url + end) as client:
+        assert (await client.get("/v1/models"))["data"][0]["id"] == "smollm2-135m"
+
+
 async def test_nobody_there_is_said_in_one_line():
     async with Client("http://127.0.0.1:9") as client:
         assert not await client.answers()

@@ -31,7 +31,7 @@ def measured(each_s: float, prefill: float, *, turns: int = 5) -> tuple[int, int
 def test_a_small_model_is_measured_in_full_and_every_line_says_how_far_it_is() -> None:
     made, every, _, said = measured(3.0, 500.0)
     assert (made, every) == (5, 1)
-    assert said[0] == "3 ways to run it: speed 5 times each in turns, then perplexity; 30 minutes at most"
+    assert said[0] == "3 ways to run it: speed 5 times each in turns, then perplexity; about 30 min at most"
     assert said[1] == "speed 1/15: a"
     assert said[5] == "speed 5/15: b; about 33 s left for speeds"
     assert said[-1].startswith("perplexity 3/3: c; about ")

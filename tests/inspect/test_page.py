@@ -5,9 +5,12 @@ import json
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
+from hitsend.serve.api.openapi import document as openapi_document
+from hitsend.serve.api.routes import ROUTES
 from tests.architecture.tree import SRC
 from tests.cli.sample import record, summary
 from tests.inspect.chromium import Chromium, find
@@ -85,6 +88,7 @@ class Stub:
     def __init__(self) -> None:
         self.key: str | None = None
         self.is_caller = False
+        self.api: dict[str, Any] = {"components": {"schemas": {"ChatBody": {"properties": FIELDS}}}}
         self.records = {"req-1": record(), "req/2?": hostile_record()}
         self.url = ""
 
@@ -157,7 +161,7 @@ class Stub:
         return self.answer(request, data=[{"id": HOSTILE}])
 
     async def openapi(self, request):
-        return self.answer(request, components={"schemas": {"ChatBody": {"properties": FIELDS}}})
+        return self.answer(request, **self.api)
 
     def answer(self, request, **document):
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
@@ -235,6 +239,20 @@ async def test_text_stays_text_in_every_view(stub, page):
     assert await page.run("[...document.links].every((one) => one.protocol === 'http:')")
     assert page.problems == []
     assert [url for url in page.requested if not url.startswith((stub.url, "data:"))] == []
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_the_docs_draw_every_route_and_body_of_the_real_document(stub, page):
+    stub.api = msgspec.to_builtins(openapi_document(ROUTES))
+    await page.open(f"{stub.url}/inspect/web/docs.html")
+    await page.until("document.querySelector('#status').textContent.startsWith('version')")
+    operations = [item for methods in stub.api["paths"].values() for item in methods.values() if "responses" in item]
+    assert await page.run("document.querySelectorAll('#docs details').length") == len(operations)
+    assert await page.run("document.querySelectorAll('#docs h3').length") == len(stub.api["components"]["schemas"])
+    shown = await page.run("document.querySelector('#docs').textContent")
+    assert all(f"Body, {kind}" in shown for kind in ("application/json", "multipart/form-data"))
+    assert page.problems == []
 
 
 @needs_chromium

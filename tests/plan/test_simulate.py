@@ -203,6 +203,31 @@ def test_a_guess_reads_all_that_is_before_it():
     assert (work.decodes, work.drafted, work.held) == (1, 3, 4 * 50 + 1 + 2 + 3 + 4)
 
 
+def test_whoever_moves_into_a_gap_is_counted_as_the_loop_moves_it():
+    lives = {"a": (0, 1, 6), "b": (1, 1, 3), "c": (2, 1, 6), "d": (3, 1, 4)}
+    found = []
+    for name, (slot, first, last) in lives.items():
+        steps = []
+        for number in range(first, last + 1):
+            there = sum(begun <= number <= ended for _, begun, ended in lives.values())
+            steps.append(_step(number, number * 0.1, 0.05, (0, 1), Work(decodes=there), there))
+        record = _record(name, 100.0, steps)
+        record["events"][1] |= {"slot": slot}
+        found.append(record)
+    # b leaves: d, the highest, sits down in 1; then d leaves, and c, in 2, does
+    assert [one.work.moved for one in steps_of(found)] == [0, 0, 0, 1, 1, 0]
+    assert MeasuredTiming(step_ms=1, prefill_ms=0, decode_ms=0, moved_ms=4).step_s(Work(decodes=1, moved=2)) == 0.009
+
+
+def test_a_gap_in_the_simulated_slots_costs_a_move():
+    moving = msgspec.structs.replace(TIMING, moved_ms=50.0)
+    # the one in the middle ends first: its slot is filled by the last
+    arrivals = [Arrival(0.0, 20, 40), Arrival(0.0, 20, 8), Arrival(0.0, 20, 40)]
+    still, moved = (simulate(arrivals, timing, PLACE) for timing in (TIMING, moving))
+    assert moved[1].ended_s == still[1].ended_s
+    assert moved[2].ended_s == pytest.approx(still[2].ended_s + 0.05)
+
+
 def test_only_steps_that_are_wholly_known_count():
     known = records(40)
     assert len(steps_of(known[1:])) == len(steps_of(known)) - 12

@@ -212,6 +212,30 @@ async def test_a_prompt_that_is_too_long_is_known_by_its_words(mock, words, code
     assert words not in error.message
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("7", 7.0),
+        ("1.5", 1.5),
+        ("999999999", 3600.0),
+        ("Wed, 21 Oct 2099 07:28:00 GMT", 3600.0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 1.0),
+        ("-5", 1.0),
+        ("nan", 1.0),
+        ("1e999", 1.0),
+        ("Wed, 99 Oct 99999 07:28:00 GMT", 1.0),
+    ],
+)
+async def test_when_to_come_back_may_be_a_date(mock, given, told):
+    async def script(call):
+        await call.answer("429 Too Many Requests", {}, retry_after=given)
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
+        error = (await ask(engine)).error
+    assert (error.code, error.retry_after_s) == ("rate_limit_exceeded", told)
+
+
 async def test_who_knows_no_stream_options_is_told_apart_and_asked_without(mock):
     loc = {"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
 

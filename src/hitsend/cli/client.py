@@ -20,7 +20,7 @@ class Client:
     """One server, spoken to over one session."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix("/v1")  # OpenAI's clients are given one that ends so
         self.request_id: str | None = None
         """Of the last chat, from the answer's header."""
         headers = {"authorization": f"Bearer {key}"} if key else {}

@@ -93,10 +93,11 @@ def listed(requests: list[dict[str, Any]]) -> Table:
     table.add_column("at", no_wrap=True, min_width=8)
     table.add_column("request", no_wrap=True, min_width=28)  # an id that is cut can't be asked for
     table.add_column("ended", no_wrap=True, min_width=6)
-    for name, width in (("in", 4), ("out", 4), ("ms", 5), ("cost", 9)):
+    costs = [money(request["cost_microusd"]) if request["cost_microusd"] else "$0" for request in requests]
+    for name, width in (("in", 4), ("out", 4), ("ms", 5), ("cost", max(map(len, costs), default=4))):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     table.add_column("model", no_wrap=True, overflow="ellipsis")
-    for request in requests:
+    for request, cost in zip(requests, costs, strict=True):
         received = datetime.fromtimestamp(request["received_at"]).astimezone()
         cells = [
             f"{received:%H:%M:%S}",
@@ -105,7 +106,7 @@ def listed(requests: list[dict[str, Any]]) -> Table:
             str(request["usage"]["prompt_tokens"]),
             str(request["usage"]["completion_tokens"]),
             f"{request['wall_ms']:.0f}",
-            money(request["cost_microusd"]),
+            cost,
             request["model"] or "",
         ]
         table.add_row(*(Text(cell) for cell in cells))

@@ -18,10 +18,10 @@ from hitsend.core.errors import ConfigError
 from hitsend.serve.children import find_model, models_dir
 from hitsend.serve.engine.measure import WIDTHS
 from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
-from hitsend.serve.engine.tuned import BOUND_S, Measured, Tuned, explained, remembered, tune
+from hitsend.serve.engine.tuned import BOUND_S, Measured, Tuned, Way, explained, remembered, tune
 from hitsend.settings import Settings
 
-_LEAST_WIDTH = 112
+_LEAST_WIDTH = 80
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Models on this machine.")
 
@@ -84,25 +84,40 @@ def as_document(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> di
 
 
 def table_of(result: Tuned, bound: float) -> Table:
-    """The figures for a terminal."""
-    table = Table(box=None, pad_edge=False, caption=f"{result.model} on {result.machine}; tokens/s; {result.build}")
-    for name in ("layout", "KV", "thr", "batch", "prefill", *(f"B={width}" for width in WIDTHS), "alone"):
-        table.add_column(name, no_wrap=True)
-    for name in (*(f"x{width}" for width in WIDTHS), "loss", "MB", "ok"):
-        table.add_column(name, no_wrap=True)
+    """The figures for a terminal; of the ways that compute the weights as shipped, what sets them apart."""
+    first = result.rows[0].way
+    known = (
+        f"KV {first.kv_type}, {first.num_threads} threads, batches of {first.micro_batch} where nothing else is said"
+    )
+    units = "tokens/s; B: so many at once; alone: one on one thread; x: times as shipped"
+    caption = f"{result.model} on {result.machine}\n{units}\n{known}\n{result.build}"
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
+    table.add_column("way", no_wrap=True)
+    for name in ("prefill", *(f"B={width}" for width in WIDTHS), "alone", *(f"x{width}" for width in WIDTHS)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("loss", "MB", "ok"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in result.rows:
-        table.add_row(*_cells(row, bound))
+        table.add_row(*_cells(row, first, bound))
     return table
 
 
-def _cells(row: Measured, bound: float) -> list[str]:
-    way = row.way
+def _cells(row: Measured, first: Way, bound: float) -> list[str]:
     loss = "" if row.loss is None else f"{row.loss:+.1%} ±{100 * (row.loss_error or 0.0):.1f}"
     speeds = [f"{row.prefill:.0f}", *(f"{row.decode[width]:.0f}" for width in WIDTHS), f"{row.alone:.0f}"]
     within = "" if row.loss is None else "yes" if row.is_within(bound) else "no"
-    known = [way.layout, way.kv_type, str(way.num_threads), str(way.micro_batch)]
     gains = [f"{row.gains.get(width, row.gain):.2f}" for width in WIDTHS]
-    return [*known, *speeds, *gains, loss, f"{row.peak_bytes / 1e6:.0f}", within]
+    return [_name(row.way, first), *speeds, *gains, loss, f"{row.peak_bytes / 1e6:.0f}", within]
+
+
+def _name(way: Way, first: Way) -> str:
+    apart = [
+        (way.layout, way.layout != first.layout),
+        (f"KV {way.kv_type}", way.kv_type != first.kv_type),
+        (f"{way.num_threads} threads", way.num_threads != first.num_threads),
+        (f"batch {way.micro_batch}", way.micro_batch != first.micro_batch),
+    ]
+    return ", ".join(name for name, is_other in apart if is_other) or way.layout
 
 
 def _models(settings: Settings) -> list[dict[str, Any]]:

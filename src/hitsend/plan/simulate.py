@@ -19,7 +19,7 @@ from hitsend.plan.timing import StepTiming, Work
 from hitsend.plan.traffic import Arrival
 from hitsend.serve.loop.messages import Done, Report, StepReport, Submit
 from hitsend.serve.loop.roster import LoopLimits
-from hitsend.serve.loop.speculate import KnownCosts
+from hitsend.serve.loop.speculate import GRAM, KnownCosts
 from hitsend.serve.loop.step import Loop
 from hitsend.serve.loop.verify import PromptLookup, Speculator
 
@@ -230,9 +230,12 @@ def _turns(arrivals: Sequence[Arrival]) -> tuple[dict[int, int], list[int]]:
 
 def _prompt(number: int, one: Arrival, before: tuple[int, ...], code: int) -> tuple[int, ...]:
     """What all share, or what was said before; then a number of its own, filling, and whose answer follows. What is
-    known is taken as it is, behind what was said before."""
+    known is taken as it is, behind what was said before; whose it is stands before the tokens that an answer's
+    beginning is known by."""
     if one.prompt_ids:
-        return (*before, *plain(one.prompt_ids[len(before) : -1]), code)
+        at = max(0, one.input - 1 - GRAM)
+        said = plain(one.prompt_ids)
+        return (*before[:at], *said[len(before[:at]) : at], code, *said[at + 1 :])
     header = []
     for _ in range(HEADER_TOKENS):
         number, digit = divmod(number, PLAIN - 2)

@@ -7,7 +7,7 @@ fitted to relative errors and then scaled so that all steps together take what t
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -93,6 +93,14 @@ class _Part(msgspec.Struct, frozen=True):
     copied: int
 
 
+class _Seated(msgspec.Struct, frozen=True):
+    """Who takes part in a step. `slot`: where it was put just before; None: it was there already."""
+
+    request_id: str
+    slot: int | None
+    is_last: bool
+
+
 class _Step:
     """A step while its parts are collected."""
 
@@ -101,6 +109,8 @@ class _Step:
         self.seconds = (event["ended_ms"] - event["started_ms"]) / 1e3
         self.totals = tuple(event[f"batch_{name}"] for name in ("prefill_tokens", "decode_tokens", "sequences"))
         self.parts: list[_Part] = []
+        self.seated: list[_Seated] = []
+        self.moved = 0
         self.between_s: float | None = None
 
     def observed(self) -> Observed | None:
@@ -120,6 +130,7 @@ class _Step:
             prefill=found[0],
             attended=sum(attended(one.held, one.prefill) for one in prompts),
             copied=sum(one.copied for one in parts),
+            moved=self.moved,
         )
         return Observed(start_s=self.start_s, seconds=self.seconds, work=work, between_s=self.between_s)
 
@@ -148,12 +159,31 @@ def steps_of(records: Iterable[Mapping[str, Any]]) -> list[Observed]:
     known: dict[tuple[Any, int], list[_Step]] = {}
     for record in records:
         _add(record, known)
-    found = [step.observed() for steps in known.values() for step in steps]
-    return sorted((one for one in found if one is not None), key=lambda one: one.start_s)
+    steps = sorted((step for steps in known.values() for step in steps), key=lambda step: step.start_s)
+    _count_moves(steps)
+    return [one for step in steps if (one := step.observed()) is not None]
+
+
+def _count_moves(steps: Sequence[_Step]) -> None:
+    """As the loop closes gaps (`serve/loop/gaps.py`): whoever has the highest slot goes to the lowest free one between
+    those of a step. Records tell only where a sequence was put first."""
+    where: dict[str, int] = {}
+    for step in steps:
+        where |= {one.request_id: one.slot for one in step.seated if one.slot is not None}
+        present = {where[one.request_id]: one.request_id for one in step.seated if one.request_id in where}
+        for gap in range(min(present, default=0), max(present, default=0)):
+            if gap < (last := max(present)) and gap not in where.values():
+                present[gap] = present.pop(last)
+                where[present[gap]] = gap
+                step.moved += 1
+        for one in step.seated:
+            if one.is_last:
+                where.pop(one.request_id, None)
 
 
 def _add(record: Mapping[str, Any], known: dict[tuple[Any, int], list[_Step]]) -> None:
-    events = record["events"]
+    # what is computed again after a preemption isn't told apart
+    events = list(takewhile(lambda one: one["type"] != "preempted", record["events"]))
     matched = [one for one in events if one["type"] == "prefix_matched"]
     if len({one["choice"] for one in events if one["type"] == "admitted"}) != 1:
         return
@@ -161,14 +191,15 @@ def _add(record: Mapping[str, Any], known: dict[tuple[Any, int], list[_Step]]) -
     copied = sum(one["cached_tokens"] for one in matched if one["source"] in ("saved", "sibling"))
     before: _Step | None = None
     last: Mapping[str, Any] = {}
+    slot = next((one.get("slot") for one in events if one["type"] == "admitted"), None)
+    end = max((one["step"] for one in events if one["type"] == "step"), default=0)
     for event in events:
-        if event["type"] == "preempted":
-            return
         if event["type"] != "step":
             continue
         step = _step_of(event, record, known)
         proposed = sum(one["proposed"] for one in event["drafts"])
         step.parts.append(_Part(event["prefill_tokens"], event["decode_tokens"], proposed, held, copied))
+        step.seated.append(_Seated(record["request_id"], slot if before is None else None, event["step"] == end))
         held, copied = held + event["prefill_tokens"] + event["decode_tokens"], 0
         if before is not None and event["step"] == last["step"] + 1:
             before.between_s = (event["started_ms"] - last["ended_ms"]) / 1e3

@@ -67,6 +67,7 @@ class TimedDecoder:
         self._bytes_per_token = max(1, place.kv_bytes_per_token)
         self._held = np.zeros(place.slots, dtype=np.int64)
         self._whose = np.zeros(place.slots, dtype=np.int64)
+        self._moved = 0
         self._answers: dict[int, tuple[int, Sequence[int]]] = {}
 
     def expect(self, code: int, prompt_tokens: int, answer: Sequence[int]) -> None:
@@ -76,6 +77,7 @@ class TimedDecoder:
     def decode(self, batch: Batch) -> NDArray[np.float32]:
         """Let the step's time pass."""
         self._clock.advance(self.timing.step_s(self._work(batch)))
+        self._moved = 0
         np.maximum.at(self._held, batch.slots, batch.positions + 1)
         for at in np.flatnonzero(batch.token_ids >= PLAIN):
             self._whose[batch.slots[at]] = batch.token_ids[at]
@@ -101,6 +103,7 @@ class TimedDecoder:
             pieces=calls_of((int(self._held[slot]), int(rows[slot])) for slot in prompts),
             prefill=int(is_prompt.sum()),
             attended=int(cells[is_prompt].sum()),
+            moved=self._moved,
         )
 
     def _next(self, slot: int, position: int) -> int:
@@ -113,8 +116,9 @@ class TimedDecoder:
         self._held[slot] = self._whose[slot] = 0
 
     def move(self, source: int, target: int) -> None:
-        """What was there is here."""
-        self.copy(source, target)
+        """What was there is here. As in libllama, the next step does it."""
+        self._held[target], self._whose[target] = self._held[source], self._whose[source]
+        self._moved += 1
         self.release(source)
 
     def copy(self, source: int, target: int) -> None:

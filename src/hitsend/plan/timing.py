@@ -28,7 +28,8 @@ class Work(msgspec.Struct, frozen=True):
     `decodes`: sequences that get a token; `drafted`: guesses beside them; `held`: cells that these read together;
     `passes`: calls of the model that they go in (sequences with a guess go in another one than those without).
     `pieces`: calls in which prompts are computed; `prefill`: the prompts' tokens; `attended`: cells that these read
-    together, each its own position and all before. `copied`: tokens whose cache comes from elsewhere.
+    together, each its own position and all before. `copied`: tokens whose cache comes from elsewhere; `moved`:
+    sequences that got another slot, so that the step's slots are neighbours.
     """
 
     decodes: int = 0
@@ -39,6 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     prefill: int = 0
     attended: int = 0
     copied: int = 0
+    moved: int = 0
 
 
 class StepTiming(Protocol):
@@ -64,7 +66,8 @@ class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
     Of what is found in a server's own records (`steps.py`) also, for the answers' tokens: `wide_ms` per call with more
     than one of them, `tile_ms` per `TILE` of those, `held_ms` per 1,000 cells that they read, `alone_ms` the same of
     one that is alone, which other threads compute; for prompts: `piece_ms` per call, `attended_ms` per 1,000,000 cells
-    that they read. `copied_ms` per 1,000 tokens brought from elsewhere; `between_ms` from one step to the next.
+    that they read. `copied_ms` per 1,000 tokens brought from elsewhere, `moved_ms` per sequence that changes its slot
+    (all of a slot is copied, whatever is in it); `between_ms` from one step to the next.
     """
 
     step_ms: float
@@ -77,6 +80,7 @@ class MeasuredTiming(msgspec.Struct, frozen=True, kw_only=True):
     piece_ms: float = 0.0
     attended_ms: float = 0.0
     copied_ms: float = 0.0
+    moved_ms: float = 0.0
     between_ms: float = 0.0
 
     def step_s(self, work: Work) -> float:
@@ -128,6 +132,7 @@ def parts_of(work: Work) -> dict[str, float]:
         "piece": float(work.pieces),
         "prefill": float(work.prefill),
         "attended": work.attended / 1e6,
+        "moved": float(work.moved),
     }
 
 

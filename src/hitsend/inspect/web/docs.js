@@ -55,8 +55,11 @@ function tableOf(schema) {
 function operation(path, method, item) {
   const head = make("summary", "", make("code", `${method.toUpperCase()} ${path}`), ` ${item.summary ?? ""}`);
   const parts = [head];
-  const body = item.requestBody?.content["application/json"].schema;
-  if (body) parts.push(make("p", "Body: ", link(body.$ref)));
+  for (const [type, { schema }] of Object.entries(item.requestBody?.content ?? {})) {
+    const line = make("p", `Body, ${type}: `);
+    line.append(...typeOf(schema));
+    parts.push(line, ...(schema.properties ? [tableOf(schema)] : []));
+  }
   for (const [status, answer] of Object.entries(item.responses)) {
     for (const [type, { schema }] of Object.entries(answer.content ?? {})) {
       const line = make("p", `${status} ${type}: `);

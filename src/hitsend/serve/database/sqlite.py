@@ -90,7 +90,6 @@ class SqliteThread:
         )
         self.engine = listening(engine).execution_options(hitsend_writes=True)
         self._writing = LoneThread("sqlite writer")
-        self._connection: Connection | None = None
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sqlite sync")
         self._log = f"{url.database}-wal"
@@ -137,26 +136,20 @@ class SqliteThread:
         self._moving.shutdown()
         self._syncing.shutdown()
         self._writing.close()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
         self.engine.dispose()
 
     def _transact(self, work: Callable[[Connection], T], may_lag: bool) -> T:  # noqa: FBT001  # by position only
-        """In the thread, whose connection is kept; one that something went wrong on isn't used again."""
-        connection, self._connection = self._connection or self.engine.connect(), None
-        try:
-            if connection.info.get("may_lag", False) != may_lag:
-                _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
-                connection.info["may_lag"] = may_lag
-            with connection.begin():
-                done = work(connection)
-        except BaseException:
-            connection.invalidate()
-            connection.close()
-            raise
-        self._connection = connection
-        return done
+        """In the thread. A connection that something went wrong on isn't used again."""
+        with self.engine.connect() as connection:
+            try:
+                if connection.info.get("may_lag", False) != may_lag:
+                    _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
+                    connection.info["may_lag"] = may_lag
+                with connection.begin():
+                    return work(connection)
+            except BaseException:
+                connection.invalidate()
+                raise
 
     def _move_log(self) -> None:
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self.engine.connect() as connection:

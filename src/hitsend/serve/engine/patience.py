@@ -41,8 +41,8 @@ class Patience:
     def begin(self, ways: Sequence[object], turns: int) -> None:
         """Say what comes."""
         self._ways, self._turns, self._start = len(ways), turns, self._clock.now()
-        minutes = f"{self._bound_s / 60:.0f} minutes"
-        self._say(f"{len(ways)} ways to run it: speed {turns} times each in turns, then perplexity; {minutes} at most")
+        about = f"about {_span(self._bound_s)} at most"
+        self._say(f"{len(ways)} ways to run it: speed {turns} times each in turns, then perplexity; {about}")
 
     def has_time_for(self, turn: int) -> bool:
         """Whether another turn fits; the first one always does. Says so where it doesn't."""

@@ -3,11 +3,13 @@
 Enters: a failed line, or an answer with another status than 200. Leaves: a `Refusal`, whose error can be shown. Always
 true: an error code that the upstream's profile knows goes before the status (three kinds of 429 want three reactions);
 what the upstream wrote goes no further than its error code and field name, because its words may quote a prompt; how
-long to wait is its own Retry-After, where it is a number. Next: `openai.py`, whose table tells which is which.
+long to wait is its own Retry-After, a number or a date, and an hour at most. Next: `openai.py`, whose table tells which
+is which.
 """
 
 import logging
 import re
+from email.utils import parsedate_to_datetime
 
 import msgspec
 
@@ -94,7 +96,7 @@ async def refusal_of(
         return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
     body = await answer.read_refusal()
     answer.close()
-    wait_s = _retry_after_s(answer.headers.get("retry-after"))
+    wait_s = _retry_after_s(answer.headers.get("retry-after"), wall)
     return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
 
 
@@ -176,8 +178,14 @@ def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeErro
     return kind(text, param=param)
 
 
-def _retry_after_s(value: str | None) -> float | None:
-    """Seconds, where the header has a number."""
-    if value is None or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+def _retry_after_s(value: str | None, wall: float) -> float | None:
+    """Seconds from now; None where the header has neither a number of them nor a date that is to come."""
+    if value is None:
         return None
-    return min(float(value), _LONGEST_WAIT_S)
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        return min(float(value), _LONGEST_WAIT_S)
+    try:
+        left = parsedate_to_datetime(value).timestamp() - wall
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(left, _LONGEST_WAIT_S) if left > 0 else None

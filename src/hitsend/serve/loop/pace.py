@@ -34,7 +34,11 @@ BLAS_PIECE = 256
 of the time (measured at 8 at once: 157 tokens/s, with 128 154, with 64 143; tokens of decodes keep their mean)."""
 
 FINEST = 8
-"""Fewest tokens of a chunk: shorter ones cost more per token than decoding does."""
+"""Fewest tokens of a chunk: shorter ones cost more per token than decoding does. Far into a long prompt, where
+attention makes that few take longer than the decodes beside them and than `UNSEEN` of the target, fewer."""
+
+UNSEEN = 0.2
+"""Of `tpot_target_s`: a gap that is longer by so much isn't worth finer chunks."""
 
 LONG_TOKENS, LONGEST_SHORT = 1024, 3072
 """A prompt is long that has more than so many to compute and can't be on time with the whole machine either; with more
@@ -64,16 +68,24 @@ _SCALE = 8.0
 
 
 class StepCosts:
-    """Seconds of a step: `fixed_s` + `decode_s` per decoded token + `prefill_s` per prompt token. 0: not measured."""
+    """Seconds of a step: `fixed_s` + `decode_s` per decoded token + `prefill_s` per prompt token; `fine_s` per token of
+    a long prompt's fine chunks, which grows with what is before them. 0: not measured."""
 
     def __init__(self) -> None:
         self.fixed_s = 0.0
         self.decode_s = 0.0
         self.prefill_s = 0.0
+        self.fine_s = 0.0
 
     def decodes_s(self, num_decodes: int) -> float:
         """A step of so many decodes and nothing else."""
         return self.fixed_s + self.decode_s * num_decodes if num_decodes else 0.0
+
+    def learn_fine(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
+        """One step with a fine chunk took so long."""
+        known_s = self.fine_s or self.prefill_s
+        error = max(0.0, seconds - self.decodes_s(num_decodes)) / num_tokens - known_s
+        self.fine_s = known_s + _GAIN * _within(error, known_s) if known_s else error
 
     def learn(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
         """One step took so long."""
@@ -105,7 +117,7 @@ class Pace:
         self._piece = piece
         self.costs = StepCosts()
         self._account_s = 0.0
-        self._is_crowd = False
+        self._is_crowd = self._is_fine = False
 
     def crowds(self, num_prompts: int, num_tokens: int, *, is_lost: bool) -> bool:
         """Whether so many short prompts, with so many tokens in all, are a crowd: too many to be all on time even with
@@ -157,6 +169,7 @@ class Pace:
 
         To be asked once per step that has a prompt: each time something is earned.
         """
+        self._is_fine = is_long
         if not num_decodes or not self.costs.decode_s or self._tpot_s == inf:
             self._account_s = 0.0
             return budget
@@ -164,16 +177,26 @@ class Pace:
         self._account_s = min(self._account_s + earned_s, earned_s)
         if self._account_s <= 0.0:
             return 0
-        tokens = int(min(budget, self._account_s / max(self.costs.prefill_s, 1e-9)))
+        token_s = max(self._token_s(is_fine=is_long), 1e-9)
+        tokens = int(min(budget, self._account_s / token_s))
         if tokens >= PIECE:
             tokens -= tokens % PIECE
-        return min(budget, max(tokens, FINEST if is_long else self._piece))
+        bearable_s = max(self.costs.decodes_s(num_decodes), UNSEEN * self._tpot_s)
+        finest = min(FINEST, max(1, int(bearable_s / token_s)))
+        return min(budget, max(tokens, finest if is_long else self._piece))
 
     def took(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:
         """What a step computed, and how long that took."""
-        self.costs.learn(num_decodes, num_prefill_tokens, seconds)
+        is_fine = self._is_fine and 0 < num_prefill_tokens < PIECE and num_decodes > 0
+        if is_fine:
+            self.costs.learn_fine(num_decodes, num_prefill_tokens, seconds)
+        else:
+            self.costs.learn(num_decodes, num_prefill_tokens, seconds)
         if num_decodes:
-            self._account_s -= self.costs.prefill_s * num_prefill_tokens
+            self._account_s -= self._token_s(is_fine=is_fine) * num_prefill_tokens
+
+    def _token_s(self, *, is_fine: bool) -> float:
+        return (is_fine and self.costs.fine_s) or self.costs.prefill_s
 
 
 def _within(value: float, bound: float) -> float:
