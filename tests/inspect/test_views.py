@@ -245,7 +245,7 @@ async def test_a_plan_is_asked_by_keyboard_and_its_address_can_be_given_away(ser
     for measured, shown in (
         (bench, "document.querySelector('#plan-calibrate').ariaInvalid === 'true'"),
         (
-            bench | {"mean_tpot_ms": 9, "duration": 9},
+            bench | {"mean_tpot_ms": 9, "duration": 9, "total_output_tokens": 12_800},
             "document.querySelector('#plan-text').textContent.includes('calibration: ')",
         ),
     ):

@@ -250,6 +250,7 @@ BENCH = {
         (BENCH | {"mean_ttft_ms": "x"}, "at `$.mean_ttft_ms`, it is x"),
         (BENCH | {"max_concurrency": True}, "at `$.max_concurrency`, it is True"),
         (BENCH | {"max_concurrency": None, "duration": None}, "max_concurrency and duration are missing"),
+        (BENCH | {"total_output_tokens": 200}, "total_output_tokens is 200 of 200 requests: one token has no time"),
         ({"kind": "hitsend.load", "targets": 3}, "at `$.targets`, it is 3"),
         ({"kind": "hitsend.load", "targets": [{"levels": [{"tpot_ms": 5}]}]}, "at `$.targets[0].levels[0].tpot_ms`"),
         ({"kind": "hitsend.load", "targets": []}, "no level in it has a time per token"),

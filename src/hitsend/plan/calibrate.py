@@ -158,6 +158,9 @@ def _of_bench(told: _Bench, path: Path) -> Point:
     output = told.total_output_tokens / told.completed
     if told.max_concurrency is None and told.duration is None:
         raise ConfigError(f"--calibrate {path}: max_concurrency and duration are missing, one of them is needed")
+    if output <= 1:
+        told_of = f"total_output_tokens is {told.total_output_tokens:.0f} of {told.completed:.0f} requests"
+        raise ConfigError(f"--calibrate {path}: {told_of}: one token has no time between tokens")
     # without a limit: Little's law over what was measured
     busy_s = told.completed * (told.mean_ttft_ms + told.mean_tpot_ms * max(0.0, output - 1)) / 1e3
     return Point(
