@@ -43,7 +43,7 @@ class LoneThread:
     """Runs functions one after the other for an event loop.
 
     An executor's futures, locks and callbacks take as long as a small transaction where a request comes now and then,
-    and finds none of that code in the processor's caches: 0.19 ms there and back, this 0.08.
+    and finds none of that code in the processor's caches (decision 007).
     """
 
     def __init__(self, name: str) -> None:
