@@ -24,6 +24,17 @@ async def key(client, **fields):
     return made["key"]
 
 
+async def behind_its_back(folder, statement, *values):
+    """Change the database of a running server, whose loop is this one: it may be inside a transaction, so it must go
+    on meanwhile."""
+
+    def change():
+        with contextlib.closing(sqlite3.connect(folder / "hitsend.sqlite3", timeout=20)) as database, database:
+            database.execute(statement, values)
+
+    await asyncio.to_thread(change)
+
+
 async def test_every_line_is_answered_in_order_and_billed_once_at_the_batch_price(tmp_path):
     async with batching(tmp_path, prices=PRICES) as client:
         streamed = line("streamed", stream=True)
@@ -132,14 +143,14 @@ async def test_one_key_has_so_many_files_and_uploads_at_once_however_small(tmp_p
         made = (await admin.ask("POST", "/admin/keys", {"name": "k"}))[1]
         owner, other = client.of(made["key"]), client.of(await key(admin))
         first = (await owner.upload(b""))[1]
-        with contextlib.closing(sqlite3.connect(tmp_path / "hitsend.sqlite3")) as database, database:
-            names = "key_id, purpose, file_name, num_bytes, created_at, expires_at"
-            database.execute(
-                f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_FILES}) "
-                f"INSERT INTO files (file_id, {names}) SELECT printf('file-%024d', i), {names} FROM n, files "
-                "WHERE file_id = ?",
-                [first["id"]],
-            )
+        names = "key_id, purpose, file_name, num_bytes, created_at, expires_at"
+        await behind_its_back(
+            tmp_path,
+            f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {MAX_FILES}) "
+            f"INSERT INTO files (file_id, {names}) SELECT printf('file-%024d', i), {names} FROM n, files "
+            "WHERE file_id = ?",
+            first["id"],
+        )
         status, answer = await owner.upload(b"")
         assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
         assert f"limit {MAX_FILES}" in answer["error"]["message"]
@@ -215,8 +226,7 @@ async def test_cancelled_what_is_done_stays_and_nothing_more_begins(tmp_path):
 async def test_after_its_window_the_rest_is_in_the_error_file(tmp_path):
     async with batching(tmp_path) as client:
         owner, batch = await slowed(client)
-        with contextlib.closing(sqlite3.connect(tmp_path / "hitsend.sqlite3", timeout=10)) as database, database:
-            database.execute("UPDATE batches SET expires_at = created_at + 0.1")
+        await behind_its_back(tmp_path, "UPDATE batches SET expires_at = created_at + 0.1")
     async with batching(tmp_path) as client:
         again = type(owner)(client._session, client._base)
         again._headers = owner._headers

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import Connection, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from hitsend.core.clock import Clock
@@ -176,12 +176,15 @@ class KeyStore:
 
     async def touch(self, used: Mapping[str, float]) -> None:
         """Note when keys were last used (id -> seconds since the epoch). Raises StorageFailed."""
+
+        def note(connection: Connection) -> None:
+            for key_id, at in sorted(used.items()):
+                is_older = or_(KEYS.c.last_used_at.is_(None), KEYS.c.last_used_at < at)
+                connection.execute(update(KEYS).where(KEYS.c.key_id == key_id, is_older).values(last_used_at=at))
+
         try:
-            async with self._database.writing() as connection:
-                for key_id, at in sorted(used.items()):
-                    is_older = or_(KEYS.c.last_used_at.is_(None), KEYS.c.last_used_at < at)
-                    this = update(KEYS).where(KEYS.c.key_id == key_id, is_older)
-                    await connection.execute(this.values(last_used_at=at))
+            # not statement by statement from here: the write lock would wait for whatever else the loop does between
+            await self._database.write(note)
         except SQLAlchemyError as error:
             raise StorageFailed("the database did not take when keys were used", retry_after_s=1.0) from error
 
