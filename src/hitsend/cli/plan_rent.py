@@ -13,6 +13,7 @@ import typer
 from hitsend.cli import CallFailed, options
 from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
+from hitsend.core.errors import ConfigError
 from hitsend.plan.cost import plan_cost, spread
 from hitsend.plan.facts import Facts, load_facts
 from hitsend.plan.hardware import find_gpu
@@ -52,6 +53,8 @@ def rent_or_buy(
     """The traffic at which a machine of your own costs what managed tokens do, and how sure that is."""
     known = load_facts(facts)
     lengths = (input_tokens, output_tokens, reasoning)
+    if not 0 <= cached_share <= 1:
+        raise ConfigError(f"--cached-share is {cached_share:g}, needed is 0 to 1")
     if model is not None and tokens_per_s is None:
         if gpu is None:
             raise CallFailed("--model needs --gpu to plan a speed, or give --tokens-per-s")
