@@ -122,6 +122,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow  # a Python started for each process
 async def test_processes_that_create_it_at_once_all_succeed_and_later_ones_skip_alembic(tmp_path):
     racing = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
