@@ -280,3 +280,11 @@ def test_texts_are_counted_by_the_tokenizer_that_serves(tmp_path):
     assert german["input_usd"] == pytest.approx(german["tokens"] * 0.45e-6)
     assert sum(group["tokens"] for group in found["groups"]) == english["tokens"] + german["tokens"]
     assert "de prose" in run(*words)
+
+
+def test_the_planner_starts_without_the_libraries_of_servers():
+    """They are most of half a second; the planner alone is a tenth."""
+    heavy = "{'numpy', 'aiohttp', 'llguidance', 'sqlite3', 'uvicorn'}"
+    code = f"import sys, hitsend.cli.plan; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
