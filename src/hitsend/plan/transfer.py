@@ -27,6 +27,11 @@ LOCAL = 0.95
 """How much of that is of the load, and is met again where it is asked for: one measured twice differs by 2 %."""
 LOCAL_FADE = 0.05
 """What is left of it an octave away."""
+OWN = 0.02
+"""Variance of what is of one's own system at all loads beside a published one of the same kind: another version, other
+settings. Chosen on the fitted half, each load from the first of its system, both left out of what is published."""
+OWN_FADE = 0.25
+"""The power of nearness with which it fades: four times as far."""
 NEARBY = 2.0
 """Octaves of concurrency and lengths together within which a measured load is near another."""
 FAR = 6.0
@@ -81,7 +86,7 @@ def _common(one: Wait, other: Wait) -> float:
     if one.kin is not other.kin:
         return near * WAIT_LIKENESS.of(one.kin, other.kin)
     octaves = sum(abs(math.log2(mine / its)) for mine, its in zip(*loads, strict=True))
-    return near + LOCAL * NUGGET * LOCAL_FADE**octaves
+    return near + OWN * near**OWN_FADE + LOCAL * NUGGET * LOCAL_FADE**octaves
 
 
 def _solved(matrix: list[list[float]], right: Sequence[float]) -> list[float]:
