@@ -229,21 +229,10 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     rest = moved.rest(asked)
     step = max(floor, sum(weighted.values()) * rest[0]) * (1 + question.drafts * share)
     plain = plain_spreads(constants, published, said, is_fitted=is_fitted)
-    tpot_spread = _after(constants.calibrated_tpot_spread.wider(2 - said[0].likeness), plain[0], moved.distance(asked))
-    ttft_far = moved.distance(asked, with_ttft=True)
-    ttft_spread = _after(constants.calibrated_ttft_spread.wider(2 - said[1].likeness), plain[1], ttft_far)
+    tpot_spread, ttft_spread = _spreads(constants, said, plain, moved, asked)
     per_token = _bounds(step / load.expected_per_pass, tpot_spread, floor / load.expected_per_pass)
     first = _bounds(sum(waited.values()) * rest[1], ttft_spread, 0.0)
-    prefill, decode = phases(
-        model,
-        shape,
-        gpu,
-        layout,
-        kv_dtype=question.kv_dtype,
-        batch=running,
-        fresh=load.fresh,
-        context=question.input + question.output / 2,
-    )
+    prefill, decode = _phases(question, shape, running, load.fresh)
     return SpeedPlan(
         question=question,
         shape=shape,
@@ -292,6 +281,33 @@ def _times(terms: dict[str, float], constants: dict[str, float], *factors: dict[
         for name, value in terms.items()
         if value and constants.get(name)
     }
+
+
+def _phases(question: SpeedQuestion, shape: Shape, running: float, fresh: float) -> tuple[Phase, Phase]:
+    return phases(
+        question.checkpoint,
+        shape,
+        question.gpu,
+        question.layout,
+        kv_dtype=question.kv_dtype,
+        batch=running,
+        fresh=fresh,
+        context=question.input + question.output / 2,
+    )
+
+
+def _spreads(
+    constants: Constants,
+    said: tuple[Beside, Beside],
+    plain: tuple[Spread, Spread],
+    moved: Factors,
+    asked: tuple[float, float, float],
+) -> tuple[Spread, Spread]:
+    """Of TPOT and TTFT, after what was measured."""
+    tpot = constants.calibrated_tpot_spread.wider(2 - said[0].likeness)
+    ttft = constants.calibrated_ttft_spread.wider(2 - said[1].likeness)
+    far, ttft_far = moved.distance(asked), moved.distance(asked, with_ttft=True)
+    return _after(tpot, plain[0], far), _after(ttft, plain[1], ttft_far)
 
 
 def _after(near: Spread, plain: Spread, octaves: float) -> Spread:

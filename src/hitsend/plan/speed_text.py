@@ -199,6 +199,17 @@ def _short(value: float) -> str:
     return f"{value:,.3g} "
 
 
+def _phase_document(phase: Phase) -> dict[str, Any]:
+    return {
+        "flops": phase.flops,
+        "bytes": phase.bytes,
+        "intensity_flops_per_byte": phase.intensity,
+        "ridge_flops_per_byte": phase.ridge,
+        "side": phase.side,
+        "ideal_ms": phase.ideal_s * 1e3,
+    }
+
+
 def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str, Any]:
     """What `--json` prints. Intervals are `{value, low, high}`."""
     asked = plan.question
@@ -225,17 +236,7 @@ def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str
         "expected_tokens_per_pass": plan.expected_per_pass,
         "limited_by": next(iter(parts_of(plan)), None),
         "step_ms": parts_of(plan),
-        "phases": {
-            phase.name: {
-                "flops": phase.flops,
-                "bytes": phase.bytes,
-                "intensity_flops_per_byte": phase.intensity,
-                "ridge_flops_per_byte": phase.ridge,
-                "side": phase.side,
-                "ideal_ms": phase.ideal_s * 1e3,
-            }
-            for phase in (plan.prefill, plan.decode)
-        },
+        "phases": {phase.name: _phase_document(phase) for phase in (plan.prefill, plan.decode)},
         "is_fitted": plan.is_fitted,
         "published": {
             "likeness": plan.published[0].likeness,

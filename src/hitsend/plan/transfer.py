@@ -86,7 +86,7 @@ def _common(one: Wait, other: Wait) -> float:
     if one.kin is not other.kin:
         return near * WAIT_LIKENESS.of(one.kin, other.kin)
     octaves = sum(abs(math.log2(mine / its)) for mine, its in zip(*loads, strict=True))
-    return near + OWN * near**OWN_FADE + LOCAL * NUGGET * LOCAL_FADE**octaves
+    return near + OWN * math.pow(near, OWN_FADE) + LOCAL * NUGGET * math.pow(LOCAL_FADE, octaves)
 
 
 def _solved(matrix: list[list[float]], right: Sequence[float]) -> list[float]:
