@@ -5,12 +5,12 @@ callers may do counts `access_changes` up in the same transaction, so a reader t
 database that fails is StorageFailed here, whoever asked. Next: `store.py`.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,6 +23,7 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import ACCESS_CHANGES, KEYS
 
 Path = tuple[str, ...]
+T = TypeVar("T")
 
 
 class StoredPrincipal(msgspec.Struct, frozen=True):
@@ -45,6 +46,14 @@ async def reading(database: Database) -> AsyncGenerator[AsyncConnection]:
         raise StorageFailed("keys and principals can't be read now", retry_after_s=1.0) from error
 
 
+async def read(database: Database, work: Callable[[Connection], T]) -> T:
+    """What is found in a transaction that reads, and is asked for often. Raises StorageFailed."""
+    try:
+        return await database.read(work)
+    except SQLAlchemyError as error:
+        raise StorageFailed("keys and principals can't be read now", retry_after_s=1.0) from error
+
+
 @asynccontextmanager
 async def changing(database: Database) -> AsyncGenerator[AsyncConnection]:
     """A transaction that changes what callers may do: running servers read again. Raises StorageFailed."""
@@ -58,9 +67,9 @@ async def changing(database: Database) -> AsyncGenerator[AsyncConnection]:
         raise StorageFailed("the database did not take the change", retry_after_s=1.0) from error
 
 
-async def version(connection: AsyncConnection) -> int:
+def version(connection: Connection) -> int:
     """How often what callers may do was changed."""
-    return int((await connection.execute(select(ACCESS_CHANGES.c.version))).scalar_one())
+    return int(connection.execute(select(ACCESS_CHANGES.c.version)).scalar_one())
 
 
 def key_of(row: Mapping[Any, Any]) -> StoredKey:
