@@ -3,7 +3,7 @@
 How often they are right is only known where they were checked, and each check costs. So the first guess for a sequence
 is one token. Right, and drafts are as long as it pays by what was right lately, until nobody has made use of them for a
 while; wrong, and nothing is asked for a while, each time for twice as long. Where they help nobody (`is_shared`), ever
-fewer new sequences are tried at all.
+fewer new sequences are tried at all, and they rest longer, too.
 
 Enters: what became of drafts. Leaves: chances, and how long a draft may be. Always true: unless it is shared, what is
 believed of a sequence follows from itself alone. Next: `own_head.py`, `draft_model.py`.
@@ -120,6 +120,8 @@ class Trusts:
             self._pass_over = 0
         elif not trust.trials:
             self._pass_over = min(2 * self._pass_over + 1, MOST_UNTRIED)
+            if self._is_shared:  # a trial takes a call of its own, and catching up
+                trust.pause = min(FIRST_REST * self._pass_over, LONGEST_REST)
         trust.learn(drafted.accepted, int(drafted.accepted < drafted.proposed))
 
     def _of(self, sequence: Sequence) -> _Trust | None:
