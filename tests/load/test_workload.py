@@ -1,6 +1,7 @@
 """What is asked, read and drawn: conversations, traces, streams, plots."""
 
 import json
+from codecs import BOM_UTF8
 from itertools import pairwise
 
 import pytest
@@ -106,7 +107,6 @@ def test_an_empty_trace_is_refused():
 
 
 STREAM = (
-    b": ping\n\n"
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
     b'data:{"choices":[{"delta":{"reasoning_content":"hm"}}]}\r\n\r\n'
     b'event: x\ndata: {"choices":[{"delta":\ndata: {"content":"H\xc3\xa9"},"finish_reason":"stop"}]}\n\n'
@@ -116,11 +116,12 @@ STREAM = (
 )
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
-def test_a_stream_is_read_the_same_however_it_was_cut(cuts):
-    edges = [0, *sorted(cuts), len(STREAM)]
+@given(st.lists(st.integers(0, len(STREAM)), max_size=20), st.sampled_from([b": ping\n\n", BOM_UTF8]))
+def test_a_stream_is_read_the_same_however_it_was_cut(cuts, opening):
+    stream = opening + STREAM
+    edges = [0, *sorted(cuts), len(stream)]
     events = Events()
-    found = [data for a, b in pairwise(edges) for data in events.feed(STREAM[a:b])]
+    found = [data for a, b in pairwise(edges) for data in events.feed(stream[a:b])]
     assert found[-1] == b"[DONE]"
     pieces = [read_piece(data) for data in found[:-1]]
     assert [piece.text for piece in pieces] == ["", "hm", "Hé", "legacy"]

@@ -7,6 +7,7 @@ upstream once, for a few tokens, and not at all with `--no-ask`. Next: `engines_
 
 import asyncio
 import json
+import textwrap
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
@@ -29,6 +30,8 @@ from hitsend.serve.engine.terms import addresses, changes, drops, kind_of, terms
 from hitsend.serve.upstreams import key_of
 from hitsend.settings import PooledSettings, Settings
 from hitsend.settings_upstreams import UpstreamBase
+
+COLUMNS = 100
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="What runs requests, here and elsewhere."
@@ -190,9 +193,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
                 print(f"    first token after {server['ttft_ms']:.0f} ms, {usage}")
             if server["fault"]:
                 print(f"    {server['fault']}")
-        print(
-            f"  {'refuses' if row['unsupported'] == 'refuse' else 'leaves out'}: {', '.join(row['drops']) or 'nothing'}"
-        )
+        word = "refuses" if row["unsupported"] == "refuse" else "leaves out"
+        dropped = f"  {word}: {', '.join(row['drops']) or 'nothing'}"
+        print(textwrap.fill(dropped, COLUMNS, subsequent_indent="    ", break_on_hyphens=False))
         for change in row["changes"]:
             print(f"  changes {change}")
 

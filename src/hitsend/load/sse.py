@@ -1,9 +1,11 @@
 """Server-sent events of a chat or text completion, as they come off the wire.
 
-Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF and events
-of several lines are read as the standard says; an event over `MOST_EVENT_BYTES` is refused. Next: `client.py`.
+Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF, events of
+several lines and a byte order mark before the first are read as the standard says; an event over `MOST_EVENT_BYTES` is
+refused. Next: `client.py`.
 """
 
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -109,11 +111,15 @@ class Events:
         self._rest = b""
         self._data: list[bytes] = []
         self._size = 0
+        self._is_at_start = True
 
     def feed(self, received: bytes) -> list[bytes]:
         """Raises BadStream where an event doesn't end."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         found = []
+        if self._is_at_start and lines:  # a byte order mark may open the stream (the standard's section on parsing it)
+            lines[0] = lines[0].removeprefix(BOM_UTF8)
+            self._is_at_start = False
         for line in lines:
             if line.endswith(b"\r"):
                 line = line[:-1]  # noqa: PLW2901  # the same line, without its end
