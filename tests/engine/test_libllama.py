@@ -122,7 +122,7 @@ from hitsend.serve.engine.libllama import keep_freed_memory
 if {is_kept}:
     keep_freed_memory()
 def take():
-    held = [b"x" * 10_000_000 for _ in range(10)]
+    held = [b"x" * 10_000_000 for _ in range(5)]
 for _ in range(3):
     take()
 last = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
