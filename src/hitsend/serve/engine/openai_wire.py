@@ -39,10 +39,11 @@ class Unreadable(Exception):
 
 
 class UpstreamSaid(Exception):
-    """The upstream ended its stream with an error of its own."""
+    """The upstream ended its stream with an error of its own: `said` is what it wrote, for its code alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Any = None) -> None:
         super().__init__("an error inside its answer")
+        self.said = said
 
 
 class _In(msgspec.Struct, frozen=True, gc=False):
@@ -223,7 +224,7 @@ class ChunkReader:
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
         if chunk.error or chunk.object == "error":
-            raise UpstreamSaid
+            raise UpstreamSaid(chunk.error)
         for choice in chunk.choices or ():
             index = choice.index or 0
             if not 0 <= index < len(self.counts):

@@ -19,9 +19,9 @@ from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
-from hitsend.serve.engine.openai_wire import ChunkReader
+from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, known, meant, refusal_of
 from hitsend.serve.engine.replicas import Replica
 from hitsend.serve.engine.schema_calls import CallsReader, is_forced
 from hitsend.serve.engine.terms import Terms
@@ -208,7 +208,7 @@ class OpenAIGeneration:
         if deltas:
             self._take(deltas)
         if self._reader.fault is not None:
-            self._stop_short(EngineFailed(f"The upstream {self._engine.name} sent {self._reader.fault}."))
+            self._stop_at(self._reader.fault)
         elif self._reader.is_done or is_at_end:
             if self._reader.is_finished:
                 self._end("ok")
@@ -226,7 +226,22 @@ class OpenAIGeneration:
         self._events.extend(msgspec.structs.replace(delta, has_more=True) for delta in deltas)
         self._events.append(last)
 
-    def _stop_short(self, error: ServeError) -> None:
+    def _stop_at(self, fault: Exception) -> None:
+        """An error code that its profile knows means inside of an answer what it means in place of one."""
+        name, engine = self._engine.name, self._engine
+        refusal = None
+        if isinstance(fault, UpstreamSaid):
+            refusal = meant(fault.said, name, engine.terms.profile, wall=engine.clock.wall())
+        if refusal is None:
+            self._stop_short(EngineFailed(f"The upstream {name} sent {fault}."))
+            return
+        if refusal.closed_s is not None:
+            engine.close_for(refusal.closed_s)
+        if not any(self._reader.counts) and self._reader.usage is None:
+            self._has_reached = isinstance(refusal.error, EngineTimeout)  # else it did no work
+        self._stop_short(refusal.error, refusal.outcome)
+
+    def _stop_short(self, error: ServeError, outcome: Outcome = "failed") -> None:
         if self._is_over:  # it was ended meanwhile, and knows why
             return
         # an end that came whole but for its closing words is an end
@@ -234,7 +249,7 @@ class OpenAIGeneration:
             self._end("ok")
             return
         self._error = error
-        self._end("failed")
+        self._end(outcome)
 
 
 def _reader_of(job: Job, request: Request, terms: Terms, *, merges: bool) -> ChunkReader:
