@@ -384,3 +384,17 @@ async def test_a_route_decides_about_thoughts_where_the_engine_can_be_told(route
         _, body, _ = await gate.answer(path="/v1/chat/completions")
         assert gate.a.calls[0].body.get("chat_template_kwargs") == kwargs
         assert bool(body["hitsend"].get("warnings")) is (kwargs is None)
+
+
+@pytest.mark.parametrize("strategy", ["fallback", "cascade"])
+async def test_a_model_that_an_engine_has_not_is_asked_elsewhere(routed, strategy):
+    rule = settings.CascadeSettings(regex=".*")
+    async with routed(strategy=strategy, cascade=rule) as gate:
+        gate.a.script = fails("404 no")
+        status, body, record = await gate.asked("r1")
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello!")
+        assert record["ledger"]["model"] == "b"
+        assert (await gate.route())["engines"][0]["error_share"] == 1.0
+        gate.b.script = fails("404 no")
+        status, body, _ = await gate.asked("r2")
+        assert (status, body["error"]["code"]) == (400, "invalid_request")
