@@ -176,8 +176,10 @@ class _Course:
         if is_draft and scorers is not None and scorers.wants_logprobs:
             asked = msgspec.structs.replace(asked, logprobs=True)
         reason = self._decision.reason if number == 1 else f"number {number} in order: the one before was given up"
-        shown = tuple(map(msgspec.to_builtins, self._decision.candidates)) if number == 1 else ()
-        why = Routed("", "", reason, route=route.model, attempt=number, candidates=shown)
+        why = Routed("", "", reason, route=route.model, attempt=number)
+        if number == 1:
+            shown = tuple(map(msgspec.to_builtins, self._decision.candidates))
+            why = msgspec.structs.replace(why, candidates=shown, facts=msgspec.to_builtins(self._decision.facts))
         note_engine(asked, flight, stages, why)
         attempt = await prepare(asked, flight, stages, stages.engines[self._model])
         account = await self._hold(stack, attempt)

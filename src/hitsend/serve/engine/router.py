@@ -70,13 +70,14 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`order` are names of targets; empty where none can serve the request."""
+    """`order` are names of targets; empty where none can serve the request. `facts`: what was known of that."""
 
     route: str
     strategy: str
     order: tuple[str, ...]
     reason: str
     candidates: tuple[Candidate, ...]
+    facts: RequestFacts
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ def decide(facts: RequestFacts, route: RouteSettings, targets: Mapping[str, Targ
     if not route.falls_back and route.strategy != "cascade":
         names = names[:1]
     shown = tuple(_candidate(one, facts, route, moment) for one in listed)
-    return Decision(route.model, route.strategy, names, reason, shown)
+    return Decision(route.model, route.strategy, names, reason, shown, facts)
 
 
 def share_of(request_id: str, route: str) -> float:
