@@ -371,7 +371,7 @@ async def test_usage_given_in_every_chunk_survives_a_cut(gate):
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"base_url": "ftp://127.0.0.1/v1"}, "base_url"),
+        ({"base_url": "ftp://127.0.0.1/v1"}, r"engines\[there\]\.base_url"),
         ({"base_url": "http://user:pw@127.0.0.1/v1"}, "base_url"),
         ({"base_url": "http://127.0.0.1/v1?x=1"}, "base_url"),
         ({"base_url": "http://evil\\@127.0.0.1/v1"}, "base_url"),

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from hitsend.core.errors import ConfigError
 from hitsend.core.request import Message
 from hitsend.serve.engine.lenient_wire import LenientReader
+from hitsend.serve.engine.terms import addresses
 from hitsend.serve.usage.pricing import PriceBook
 from hitsend.settings_upstreams import WorkersAISettings
 from hitsend.testing import FakeClock
@@ -154,3 +156,9 @@ def test_what_it_embeds_with_has_a_built_in_price(there, neurons):
         "near", is_local=False
     )
     assert (price.input_picousd, price.output_picousd, price.in_neurons) == (neurons * 11, 0, True)
+
+
+@pytest.mark.parametrize("account", ["0123…", "a/../b", "a b", "a?x", "@evil", "x" * 65])
+def test_an_account_that_would_be_another_address_is_named(account):
+    with pytest.raises(ConfigError, match=r"engines\[cf\]\.account_id"):
+        addresses(WorkersAISettings(name="cf", account_id=account))

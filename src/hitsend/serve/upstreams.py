@@ -231,7 +231,8 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
     _check_count(one, where, has_model=settings.engine.model != NO_MODEL)
     urls = addresses(one)
     if not urls or len(set(urls)) != len(urls):
-        raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls")
+        also = ", or account_id" if isinstance(one, WorkersAISettings) else ""
+        raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls{also}")
     if strays := set(one.draining) - set(urls):
         raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
 

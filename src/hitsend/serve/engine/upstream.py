@@ -192,5 +192,5 @@ def _checked(base_url: str) -> str:
     except ValueError:
         is_plain = False
     if not is_plain or "\\" in base_url or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
-        raise ConfigError("engines.base_url: expected http(s)://host[:port]/v1, without user, password, query or #")
+        raise ConfigError("base_url: expected http(s)://host[:port]/v1, without user, password, query or #")
     return base_url.rstrip("/")
