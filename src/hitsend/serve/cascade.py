@@ -20,6 +20,7 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Message, Request, SamplingAsked
 from hitsend.serve.aside import Asides
+from hitsend.serve.candidates import able_request
 from hitsend.serve.verdicts import CODE_THREADS, Busy, Code, Raised, TooLong, full_match
 from hitsend.settings import CascadeSettings, RouteSettings
 
@@ -73,6 +74,7 @@ class Scorers:
         self._route = route.model
         self._rule = rule
         self._judge = judge
+        self._unthinking = msgspec.structs.replace(route, thinking="off")
         self._pattern = None if rule.regex is None else re.compile(rule.regex, re.DOTALL)
         self._schema = None if rule.schema is None else _schema(rule, where)
         self._code = None if rule.code is None else load_code(rule.code, where)
@@ -82,14 +84,15 @@ class Scorers:
         """Whether the draft has to come with them."""
         return self._rule.min_logprob is not None
 
-    async def judge(self, request: Request, draft: Draft, asides: Asides) -> Verdict:
-        """All rules, cheapest first; what is dear isn't asked once one has rejected."""
+    async def judge(self, request: Request, draft: Draft, asides: Asides, number: int = 1) -> Verdict:
+        """All rules, cheapest first; what is dear isn't asked once one has rejected. `number`: which of this request's
+        verdicts it is."""
         said = self._at_once(draft)
         cost = 0
         if self._code is not None and _accepts(said):
             said["code"] = await self._by_code(self._code, question_of(request), draft.text)
         if self._judge is not None and _accepts(said):
-            said["judge"], cost = await self._by_judge(request, draft.text, asides)
+            said["judge"], cost = await self._by_judge(request, draft.text, asides, number)
         return Verdict(_accepts(said), said, cost)
 
     def _at_once(self, draft: Draft) -> dict[str, str]:
@@ -120,7 +123,7 @@ class Scorers:
             return f"rejected: raised {error}"
         return "ok" if found is True else "rejected"
 
-    async def _by_judge(self, request: Request, answer: str, asides: Asides) -> tuple[str, int]:
+    async def _by_judge(self, request: Request, answer: str, asides: Asides, number: int) -> tuple[str, int]:
         assert self._judge is not None
         asked = Request(
             request_id=request.request_id,
@@ -130,7 +133,9 @@ class Scorers:
             sampling=SamplingAsked(temperature=0.0),
             max_tokens=JUDGE_TOKENS,
         )
-        found = await asides.ask(asked, "judge", self._route)
+        # thoughts would take the few tokens that it has for its word
+        asked = able_request(asked, self._unthinking, self._judge, asides.stages)
+        found = await asides.ask(asked, "judge" if number == 1 else f"judge/{number}", self._route)
         if found.error is not None:
             return f"rejected: the judge failed ({found.error})", found.cost_microusd
         return ("ok" if says_yes(found.text) else "rejected: the judge did not say yes"), found.cost_microusd

@@ -131,6 +131,7 @@ class _Course:
 
     def __init__(self, request: Request, flight: Flight, routing: Routing, decision: Decision) -> None:
         self.billed_microusd = 0
+        self._num_judged = 0
         self._request = request
         self._flight = flight
         self._routing = routing
@@ -265,7 +266,8 @@ class _Course:
         drafts = drafts_of(drafted, attempt.job.num_choices)
         verdict = Verdict(accepted=False, verdicts={"answer": "rejected: empty"})
         for draft in drafts:
-            verdict = await scorers.judge(self._request, draft, self._routing.asides)
+            self._num_judged += 1  # of all engines and choices: each judge has a row of its own
+            verdict = await scorers.judge(self._request, draft, self._routing.asides, self._num_judged)
             cost += verdict.judge_microusd
             if not verdict.accepted:
                 break
