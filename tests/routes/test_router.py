@@ -144,6 +144,10 @@ def test_the_fastest_of_late_and_what_is_not_measured_first():
     assert order(route("fastest"), targets=targets) == ("c", "b", "a")
     targets["c"] = target("c", observed=(Observed(10.0, is_ok=True, ttft_s=0.01),))  # long ago: measured again
     assert order(route("fastest"), targets=targets)[0] == "c"
+    targets["c"] = target("c", observed=(Observed(999.0, is_ok=False),))
+    assert order(route("fastest"), targets=targets) == ("b", "a", "c"), "who only fails isn't asked to be measured"
+    targets["c"] = target("c", observed=(Observed(10.0, is_ok=False),))
+    assert order(route("fastest"), targets=targets)[0] == "c", "that is forgotten"
 
 
 @pytest.mark.parametrize(("tokens", "first"), [(10, "a"), (11, "b"), (1001, "c")])

@@ -207,8 +207,12 @@ def _cheapest(facts: RequestFacts, _r: RouteSettings, able: Sequence[TargetFacts
 def _fastest(_f: RequestFacts, route: RouteSettings, able: Sequence[TargetFacts], moment: Moment) -> _Chosen:
     since = moment.now - route.figures_window_s
     known = {one.name: ttft_s(one.observed, since) for one in able}
-    order = sorted(able, key=lambda one: known[one.name] or 0.0)
+    failing = {one.name for one in able if error_share([seen for seen in one.observed if seen.at >= since]) == 1.0}
+    # who only fails is measured by nobody's request: it comes last until that is forgotten
+    order = sorted(able, key=lambda one: (one.name in failing, known[one.name] or 0.0))
     best = known[order[0].name]
+    if order[0].name in failing:
+        return order, f"all fail of late: {order[0].name}, the first"
     if best is None:
         return order, f"{order[0].name} has no recent time to the first token, so it is measured"
     return order, f"{order[0].name} has the shortest recent time to the first token: {best * 1000:.1f} ms (median)"
