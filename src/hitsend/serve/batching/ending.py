@@ -25,7 +25,7 @@ EXPIRED = {"code": "batch_expired", "message": "the batch's completion window wa
 
 
 def answer_line(batch_id: str, number: int, custom_id: str, response: dict[str, object] | None, error: object) -> bytes:
-    """One line of an output or error file, and one to everybody: Python's `splitlines` ends lines at more than `\\n`."""
+    """One line of an output or error file; also to `splitlines`, which ends lines at more than `\\n`."""
     line = msgspec.json.encode(
         {"id": f"batch_req_{batch_id[6:]}_{number}", "custom_id": custom_id, "response": response, "error": error}
     )
