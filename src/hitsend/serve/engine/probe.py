@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from hitsend.core.errors import ServeError
+from hitsend.core.errors import ModelNotFound, ServeError
 from hitsend.core.events import FirstToken, Sent
 from hitsend.core.request import Message, Request, SamplingParams
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.profiles import Profile
 from hitsend.serve.engine.protocol import Job
+from hitsend.serve.engine.refusals import LacksModel
 from hitsend.serve.engine.replicas import Replica
 
 ASKED_TOKENS = 16
@@ -77,7 +78,9 @@ async def _asked(engine: OpenAIEngine, found: Probe) -> Probe:
         finally:
             await generation.aclose()
     except ServeError as error:
-        return msgspec.structs.replace(found, ttft_ms=ttft_ms, fault=f"{error.code}: {error.message}")
+        hint = f" Is base_url right, and {engine.terms.models[model]} its name there?"
+        fault = f"{error.code}: {error.message}{hint if isinstance(error, LacksModel | ModelNotFound) else ''}"
+        return msgspec.structs.replace(found, ttft_ms=ttft_ms, fault=fault)
     is_given = not generation.produced.is_estimate
     return msgspec.structs.replace(found, authenticates=True, ttft_ms=ttft_ms, gives_usage=is_given)
 

@@ -7,6 +7,7 @@ answer closes its connection unless it was read to its end. Next: `openai.py`.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from urllib.parse import urlsplit
@@ -179,8 +180,19 @@ class UpstreamLine:
             text = "the upstream could not be reached in time"
             raise LineFailed(text, is_unanswered=True, is_timeout=True) from error
         except OSError as error:
-            raise LineFailed("the upstream can't be reached", is_unanswered=True) from error
+            raise LineFailed(f"the upstream can't be reached{_why(error)}", is_unanswered=True) from error
         return wire
+
+
+def _why(error: OSError) -> str:
+    """As far as it is known, and without the address, which is no client's business."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f": its certificate isn't trusted (verify code {error.verify_code})"
+    if isinstance(error, ssl.SSLError):
+        return ": it speaks no TLS there, or none that is known here"
+    if isinstance(error, socket.gaierror):
+        return ": its name has no address"
+    return ": nobody listens there" if isinstance(error, ConnectionRefusedError) else ""
 
 
 def _checked(base_url: str) -> str:
