@@ -12,6 +12,7 @@ from hitsend.serve.usage.allowance import (
     billed_neurons_micro,
     check_model,
     fits,
+    refusal,
 )
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.pricing import Price, PriceBook, Unbilled, cost_microusd, neurons_micro
@@ -93,3 +94,20 @@ async def test_what_was_paid_for_before_costs_nothing_and_uses_neurons_all_the_s
         assert (row.cost_microusd, row.neurons_micro, row.price_id) == (0, 186_363_500, "batch-repeat")
         assert "rows_wrong_neurons" not in (await reconcile(opened.database, 0.0)).drifted
     assert not Unbilled(PriceBook()).find("m", is_local=True).in_neurons
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used", "held", "wait_s", "says"),
+    [
+        (1_000, 9_500, 0, 6_400.0, "00:00 UTC"),
+        (1_000, 9_500, 400, 6_400.0, "00:00 UTC"),
+        (1_000, 100, 9_500, 5.0, "comes back"),
+        (1_000, 9_000, 1, 5.0, "comes back"),
+        (10_001, 0, 0, None, "max_tokens"),
+    ],
+)
+def test_a_refusal_says_when_to_come_back(wanted, used, held, wait_s, says):
+    today = DayNeurons(used * 1_000_000, held * 1_000_000)
+    assert not fits("free", wanted * 1_000_000, today)
+    error = refusal(wanted * 1_000_000, today, 20_000 * 86_400.0 + 80_000.0)
+    assert (error.retry_after_s, says in error.message) == (wait_s, True)
