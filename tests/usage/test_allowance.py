@@ -49,14 +49,15 @@ async def test_holds_and_rows_of_the_day_count_against_the_free_plan_and_a_refus
         opened.clock.seconds = 1_800_000_000 // 86_400 * 86_400 + 3_600.0
         free = {"price": ONE, "neurons_limit_micro": FREE_NEURONS_MICRO}
         first = await opened.ledger.reserve(wanted("a", input_tokens=5_000, output_tokens=1_000, **free))
-        with pytest.raises(InsufficientQuota, match="4001 neurons, 6000 of 10000 are used or held") as refused:
+        with pytest.raises(InsufficientQuota, match="4001 neurons; of 10000 today 0 are used and 6000 held") as refused:
             await opened.ledger.reserve(wanted("b", input_tokens=4_000, output_tokens=1, **free))
-        assert refused.value.retry_after_s == 82_800
+        assert refused.value.retry_after_s == 5.0, "what is held comes back"
         assert opened.ledger.holds_open == len(await opened.holds()) == 1
         await opened.ledger.settle(first, Settlement(Usage(5_000, 500), "stop"))
         await opened.ledger.reserve(wanted("c", input_tokens=4_500, output_tokens=0, **free))
-        with pytest.raises(InsufficientQuota):
-            await opened.ledger.reserve(wanted("d", input_tokens=1, output_tokens=0, **free))
+        with pytest.raises(InsufficientQuota) as refused:
+            await opened.ledger.reserve(wanted("d", input_tokens=4_501, output_tokens=0, **free))
+        assert refused.value.retry_after_s == 82_800
         await opened.ledger.reserve(wanted("paid", input_tokens=10**6, output_tokens=0, price=ONE))
         assert [row["neurons_micro"] for row in await opened.rows()] == [5_500 * MICRONEURONS]
 
