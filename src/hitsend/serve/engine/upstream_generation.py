@@ -83,7 +83,9 @@ class OpenAIGeneration:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
         is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
-        is_final = self._reader.is_used_up and self._outcome == "ok" and is_all
+        # who left after the end had come with its bill took nothing from it
+        is_over = self._outcome == "ok" or self._reader.is_finished
+        is_final = self._reader.is_used_up and is_over and is_all
         if is_final and given is not None:
             usage = given
         else:
