@@ -21,7 +21,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.core.request import Message, Request, SamplingAsked
 from hitsend.serve.aside import Asides
 from hitsend.serve.candidates import able_request
-from hitsend.serve.verdicts import CODE_THREADS, Busy, Code, Raised, TooLong, full_match
+from hitsend.serve.verdicts import Busy, Code, CodeThreads, Raised, TooLong, full_match
 from hitsend.settings import CascadeSettings, RouteSettings
 
 _log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Scorers:
         self._route = route.model
         self._rule = rule
         self._judge = judge
+        self._threads = CodeThreads()
         self._unthinking = msgspec.structs.replace(route, thinking="off")
         self._pattern = None if rule.regex is None else re.compile(rule.regex, re.DOTALL)
         self._schema = None if rule.schema is None else _schema(rule, where)
@@ -112,7 +113,7 @@ class Scorers:
     async def _by_code(self, code: Code, question: str, answer: str) -> str:
         try:
             async with asyncio.timeout(self._rule.code_timeout_s):
-                found = await CODE_THREADS.call(code, question, answer)
+                found = await self._threads.call(code, question, answer)
         except TimeoutError:
             return f"rejected: no verdict in {self._rule.code_timeout_s} s"
         except Busy:

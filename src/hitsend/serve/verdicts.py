@@ -15,8 +15,8 @@ from types import FrameType
 
 Code = Callable[[str, str], object]
 
-MOST_THREADS = 64
-"""Of code that hasn't come back yet, in this process: one that hangs keeps its thread for good."""
+MOST_THREADS = 32
+"""Of one route's code that hasn't come back yet: what hangs keeps its thread for good."""
 MATCH_S = 0.1
 """Of processor time for one pattern: the event loop stands still meanwhile."""
 
@@ -34,7 +34,7 @@ class TooLong(Exception):
 
 
 class CodeThreads:
-    """Where the operator's code runs. `num_running`: calls that haven't come back."""
+    """Where one route's code runs. `num_running`: calls that haven't come back."""
 
     def __init__(self, most: int = MOST_THREADS) -> None:
         self._most = most
@@ -72,9 +72,6 @@ class CodeThreads:
         # a daemon, and none of the loop's own: neither waits for it at the end
         threading.Thread(target=work, name="cascade code", daemon=True).start()
         return await found
-
-
-CODE_THREADS = CodeThreads()
 
 
 def full_match(pattern: re.Pattern[str], text: str) -> bool:
