@@ -216,6 +216,7 @@ ENGINES = {"a": Engine("e-a"), "b": Engine("e-b"), "c": Engine("both"), "d": Eng
         ({"model": "a"}, "name of a model"),
         ({"engines": ()}, "at least one"),
         ({"engines": ("a", "a")}, "at least one"),
+        ({"engines": ("e-a", "a")}, "twice"),
         ({"engines": ("nobody",)}, "no served model"),
         ({"engines": ("both",)}, "several models"),
         ({"engines": ("a", "b"), "weights": {"z": 1.0}}, "not in engines"),

@@ -159,3 +159,8 @@ def test_reasoning_of_a_month_of_requests_is_billed_as_output():
     assert cost_microusd(price, Usage(36_000_000, 0)) == 16_200_000
     assert cost_microusd(price, Usage(0, 12_000_000)) == 38_400_000
     assert 30_000 * cost_microusd(price, thinking) == 131_400_000
+
+
+def test_an_upstreams_model_without_a_price_says_where_one_goes():
+    with pytest.raises(ConfigError, match=r"prices = \{ input = …, output = … \} to its \[\[engines\]\]"):
+        PriceBook(elsewhere={"mine": ("openai", "gpt-x")}).find("mine", is_local=False)

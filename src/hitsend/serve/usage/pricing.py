@@ -154,9 +154,10 @@ class PriceBook:
             return found
         if is_local:
             return LOCAL_FREE
+        own = "prices = { input = …, output = … } to its [[engines]], or " if model in self._elsewhere else ""
         raise ConfigError(
             f"prices: no price for the model {model!r} on {day}, which does not run on this machine; "
-            f'add [[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
+            f'add {own}[[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
         )
 
 
