@@ -322,34 +322,6 @@ async def test_a_judge_is_asked_on_the_routes_account(routed):
         assert (judged["key_name"], judged["model"]) == ("route:auto", "c")
 
 
-async def test_each_draft_and_each_choice_has_a_verdict_of_its_own(routed):
-    async def judge(call):
-        await says("No." if "Hello!" in call.body["messages"][0]["content"] else "Yes")(call)
-
-    async def two(call):
-        await call.start()
-        await call.say("x", index=0)
-        await call.say("y", index=1)
-        await call.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        await call.finish(usage=USAGE, index=1)
-
-    asked = {"chat_template_kwargs": {"enable_thinking": False}}
-    told = {"c": {"passes": ("chat_template_kwargs",)}}
-    async with routed(
-        num=4, engines=("a", "b", "d"), strategy="cascade", cascade=_cascade(judge="c"), of_engine=told
-    ) as gate:
-        gate.more[0].script, gate.b.script = judge, says("Good")
-        _, _, record = await gate.asked("r1")
-        assert record["ledger"]["model"] == "b", "the second draft was judged too"
-        assert gate.more[0].calls[0].body | asked == gate.more[0].calls[0].body
-        gate.a.script = two
-        _, body, record = await gate.asked("r2", n=2)
-        assert (record["ledger"]["model"], len(body["choices"])) == ("a", 2)
-        judged = [row["request_id"] for row in await gate.rows() if "/judge" in row["request_id"]]
-        assert sorted(judged) == ["r1/judge", "r1/judge/2", "r2/judge", "r2/judge/2"]
-        assert await gate.drifted() == []
-
-
 async def test_a_draft_that_fails_is_a_reason_to_go_on(routed):
     async with routed(strategy="cascade", cascade=_cascade(regex="Hello!")) as gate:
         gate.a.script = fails("503 no")
@@ -412,17 +384,3 @@ async def test_a_route_decides_about_thoughts_where_the_engine_can_be_told(route
         _, body, _ = await gate.answer(path="/v1/chat/completions")
         assert gate.a.calls[0].body.get("chat_template_kwargs") == kwargs
         assert bool(body["hitsend"].get("warnings")) is (kwargs is None)
-
-
-@pytest.mark.parametrize("strategy", ["fallback", "cascade"])
-async def test_a_model_that_an_engine_has_not_is_asked_elsewhere(routed, strategy):
-    rule = settings.CascadeSettings(regex=".*")
-    async with routed(strategy=strategy, cascade=rule) as gate:
-        gate.a.script = fails("404 no")
-        status, body, record = await gate.asked("r1")
-        assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello!")
-        assert record["ledger"]["model"] == "b"
-        assert (await gate.route())["engines"][0]["error_share"] == 1.0
-        gate.b.script = fails("404 no")
-        status, body, _ = await gate.asked("r2")
-        assert (status, body["error"]["code"]) == (400, "invalid_request")
