@@ -219,6 +219,7 @@ async def test_a_body_that_is_not_whole_is_a_failure(pieces):
         [OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx"],
         [OK + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\nxx"],
         [OK + b"x: y\r\n" * (MAX_HEAD_BYTES // 4)],
+        [OK + b"x: %s\r\n" % (b"y" * 1000) * (MAX_HEAD_BYTES // 1000 + 1) + b"content-length: 1\r\n\r\nx"],
         [b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" * (MAX_HEAD_BYTES // 20)],
         [b"HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"],
     ],

@@ -184,15 +184,6 @@ async def test_a_broken_stream_is_an_error_and_never_a_stop(gate, script):
     assert status == 500
 
 
-async def test_an_answer_that_is_no_stream_is_an_error(gate):
-    async def script(call):
-        await call.answer("200 OK", {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
-
-    gate.mock.script = script
-    status, body, _ = await gate.answer()
-    assert (status, body["error"]["code"]) == (500, "engine_failed")
-
-
 async def test_silence_is_a_timeout_before_the_answer_and_inside_it(tmp_path, mock):
     async with gateway(tmp_path, mock, stall_timeout_s=0.2) as gate:
 

@@ -13,7 +13,7 @@ count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). N
     429                                         429 rate_limit_exceeded, Retry-After  -         no
     400, 404, 413, 422                          400 with the upstream's code          ok        no
     401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
-    no event stream, a packed one               500 engine_failed                     failed    no
+    no stream and no answer, a packed one       500 engine_failed                     failed    no
     cut, unreadable, an error in the stream     500 engine_failed, or an error event  failed    no
     too many at once, its queue or KV full      503 server_overloaded: at once, Retry-After
     breaker open, or the day's neurons gone     502 engine_unavailable, 429 insufficient_quota: at once, Retry-After

@@ -163,6 +163,17 @@ class ChunkReader:
             self.fault = fault
         return deltas
 
+    def feed_whole(self, body: bytes) -> list[Delta]:
+        """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
+        try:
+            event = msgspec.json.format(body, indent=-1)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.fault = Unreadable("what is no chat completion")
+            return []
+        deltas = self.feed(b"data: " + event + b"\n\n")
+        self.is_done = True
+        return deltas
+
     def _feed(self, data: bytes, deltas: list[Delta]) -> None:
         events = self._rest + data
         if b"\r" in events:

@@ -88,15 +88,25 @@ async def refusal_of(
             answer.close()
             text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
             return Refusal(EngineFailed(text))
-        is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
-        if is_whole or (_is_stream(answer) and not wants_json):
-            return None
+        if "json" in answer.content_type or (_is_stream(answer) and not wants_json):
+            return None  # some give an answer whole, whatever they are asked for
         answer.close()
-        return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
+        return streamless(name)
     body = await answer.read_refusal()
     answer.close()
     wait_s = _retry_after_s(answer.headers.get("retry-after"), wall)
     return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
+
+
+def streamless(name: str) -> Refusal:
+    """Of an answer that is neither a stream nor a whole one."""
+    return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
+
+
+def has_choices(body: bytes) -> bool:
+    """Whether a body that is no stream can be an answer."""
+    found = _decoded(body)
+    return isinstance(found, dict) and isinstance(found.get("choices"), list) and bool(found["choices"])
 
 
 def _is_stream(answer: UpstreamAnswer) -> bool:

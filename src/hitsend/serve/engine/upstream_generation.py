@@ -21,7 +21,7 @@ from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, meant, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, has_choices, known, meant, refusal_of, streamless
 from hitsend.serve.engine.replicas import Replica
 from hitsend.serve.engine.schema_calls import CallsReader, is_forced
 from hitsend.serve.engine.terms import Terms
@@ -176,6 +176,8 @@ class OpenAIGeneration:
             if refusal is None and answer.content_type != "text/event-stream":
                 self._whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
                 refusal = known(self._whole, name, profile, wall=wall)
+                if refusal is None and not (profile.is_lenient or has_choices(self._whole)):
+                    refusal = streamless(name)
             if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
                 refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
         except LineFailed as failure:
@@ -192,7 +194,7 @@ class OpenAIGeneration:
             self._ticket = other.enter()
 
     async def _read(self, answer: UpstreamAnswer) -> None:
-        if self._whole is not None and isinstance(self._reader, LenientReader):
+        if self._whole is not None:
             self._num_bytes += len(self._whole)
             self._took(self._reader.feed_whole(self._whole), is_at_end=True)
             return
