@@ -185,3 +185,31 @@ def test_a_dated_price_is_that_of_the_day(tmp_path):
     for at in (0.0, 1_796_000_000.0):
         found = what_if([sent(1, route="auto", created_at=at)], settings)
         assert found.after.cost_microusd == cost_microusd(price, Usage(100, 11))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"confidence": "x", "is_good": true}', "confidence"),
+        (b'{"confidence": null, "is_good": true}', "confidence"),
+        (b'{"confidence": NaN, "is_good": true}', "confidence"),
+        (b'{"confidence": true, "is_good": true}', "confidence"),
+        (b'{"confidence": -0.2, "is_good": "false"}', "is_good"),
+        (b'{"confidence": -0.2, "is_good": 0}', "is_good"),
+        (b'{"prompt": 5, "expect": "a"}', "prompt"),
+        (b'{"prompt": "a", "expect": "("}', "expect"),
+        (b'{"prompt": "a"}', "expected"),
+        (b"[1]", "expected"),
+        (b"{", "JSON"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+def test_a_line_of_a_sample_that_says_nothing_is_named(tmp_path, line, says):
+    (tmp_path / "sample").write_bytes(b'{"confidence": -1, "is_good": true}\n' + line + b"\n")
+    with pytest.raises(CallFailed, match=says):
+        run("calibrate", tmp_path / "sample")
+
+
+@pytest.mark.parametrize(("confidence", "threshold"), [(-200.0, -100.0), (1e-7, 0.0), (-0.5, -0.5)])
+def test_a_threshold_is_one_that_can_be_set(confidence, threshold):
+    assert calibrate([Labelled(confidence, is_good=True)], 0.05).min_logprob == threshold
