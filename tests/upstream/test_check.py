@@ -62,6 +62,12 @@ def config(tmp_path, mock):
     return path
 
 
+async def paints(call):
+    await call.start()
+    await call.say("\x1b[31mred")
+    await call.finish()
+
+
 async def test_list_names_everything_and_no_key(config):
     code, out, _ = await hitsend("list", "--json", "--config", str(config))
     rows = {row["name"]: row for row in json.loads(out)["engines"]}
@@ -140,6 +146,9 @@ async def test_diff_shows_what_differs_between_two_models_of_a_server(tmp_path, 
         assert {"engine", "cost_microusd"} <= set(document["differs"])
         code, out, _ = await hitsend("diff", "near", "nowhere", "--prompt", "hi", "--url", server.base_url)
         assert (code, "model_not_found" in out) == (0, True), "a refusal is a result"
+        mock.script = paints
+        code, out, _ = await hitsend("diff", "near", "cheap", "--prompt", "hi", "--url", server.base_url)
+        assert (code, "[31mred" in out, "\x1b" in out) == (0, True, False), "an answer can't drive the terminal"
 
 
 def test_a_key_comes_from_a_file_or_a_variable_and_not_from_both(tmp_path, monkeypatch):
