@@ -102,6 +102,7 @@ def test_new_documents_have_the_keys_that_the_text_shows(tmp_path):
     assert [one["keeps_slo"] for one in found] == sorted((one["keeps_slo"] for one in found), reverse=True)
 
 
+@pytest.mark.slow  # two fleets simulated
 def test_a_fleet_is_told_in_words_and_as_json():
     found = json.loads(run(*shlex.split(FLEET), "--json"))
     assert "goodput by rate on one replica:" in found["explain"]
