@@ -3,6 +3,7 @@
 import pytest
 
 from hitsend import settings
+from hitsend.core.errors import ConfigError
 from tests.mock_upstream import USAGE
 from tests.routes.test_routed import fails, says
 
@@ -49,3 +50,17 @@ async def test_a_model_that_an_engine_has_not_is_asked_elsewhere(routed, strateg
         gate.b.script = fails("404 no")
         status, body, _ = await gate.asked("r2")
         assert (status, body["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(("lacking", "is_refused"), [("a", True), ("b", False)])
+async def test_drafts_that_could_never_be_judged_stop_the_start(routed, lacking, is_refused):
+    rule = settings.CascadeSettings(min_logprob=-0.5)
+    of_engine = {lacking: {"lacks": ("logprobs",), "unsupported": "ignore"}}
+    opened = routed(strategy="cascade", cascade=rule, of_engine=of_engine)
+    if not is_refused:
+        async with opened as gate:
+            assert (await gate.asked("r1"))[0] == 200
+        return
+    with pytest.raises(ConfigError, match="a gives no logprobs"):
+        async with opened:
+            pass
