@@ -213,3 +213,14 @@ def test_a_line_of_a_sample_that_says_nothing_is_named(tmp_path, line, says):
 @pytest.mark.parametrize(("confidence", "threshold"), [(-200.0, -100.0), (1e-7, 0.0), (-0.5, -0.5)])
 def test_a_threshold_is_one_that_can_be_set(confidence, threshold):
     assert calibrate([Labelled(confidence, is_good=True)], 0.05).min_logprob == threshold
+
+
+def test_lines_of_batches_cost_what_lines_cost(tmp_path):
+    file = table(tmp_path, "fallback")
+    file.write_text(file.read_text().replace("output = 2.0 }", "output = 2.0, batch_discount = 0.5 }"))
+    past = [
+        sent(1, model="a", route="auto", cost_microusd=61, price_id="engines.one-batch"),
+        sent(2, model="a", route="auto", cost_microusd=0, price_id="batch-repeat"),
+    ]
+    found = what_if(past, load(file).settings)
+    assert (found.before.cost_microusd, found.after.cost_microusd) == (61, 61)

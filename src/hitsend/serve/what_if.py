@@ -18,7 +18,7 @@ from hitsend.core.request import Usage
 from hitsend.serve.engine.router import Moment, Observed, RequestFacts, TargetFacts, decide
 from hitsend.serve.engine.targets import Targets
 from hitsend.serve.engine.terms import kind_of
-from hitsend.serve.usage.pricing import Price, PriceBook, cost_microusd
+from hitsend.serve.usage.pricing import OF_BATCHES, REPEAT, Price, PriceBook, cost_microusd
 from hitsend.serve.usage.traffic import Sent
 from hitsend.settings import PooledSettings, PriceSettings, Settings
 from hitsend.settings_upstreams import UpstreamBase
@@ -76,7 +76,9 @@ def what_if(sent: Sequence[Sent], settings: Settings, route: str | None = None) 
     replay = _Replay(targets, engines, prices, speeds)
     after = [replay.model(one, one.route if one.route in targets.routes else route) for one in sent]
     costs = [
-        one.cost_microusd if model is None else cost_microusd(prices.of(model, one.created_at), _usage(one, model))
+        one.cost_microusd
+        if model is None or one.price_id == REPEAT  # what was paid for before would be so again
+        else cost_microusd(prices.of(model, one.created_at, is_batch=_is_batch(one)), _usage(one, model))
         for one, model in zip(sent, after, strict=True)
     ]
     used = [one.model if model is None else model for one, model in zip(sent, after, strict=True)]
@@ -150,7 +152,7 @@ class _Replay:
         return models[name]
 
     def _facts(self, one: Sent, route: str, name: str, model: str) -> TargetFacts:
-        engine, price = self._engines[model], self._prices.of(model, one.created_at)
+        engine, price = self._engines[model], self._prices.of(model, one.created_at, is_batch=_is_batch(one))
         is_too_long = engine.context is not None and one.prompt_tokens + one.completion_tokens > engine.context
         return TargetFacts(
             name,
@@ -169,27 +171,40 @@ class _Prices:
     def __init__(self, settings: Settings, engines: Mapping[str, NamedEngine]) -> None:
         upstreams = [one for one in settings.engines if isinstance(one, UpstreamBase)]
         own = [
-            PriceSettings(name, one.prices.input, one.prices.output, one.prices.cached_input)
+            PriceSettings(
+                name,
+                one.prices.input,
+                one.prices.output,
+                one.prices.cached_input,
+                batch_discount=one.prices.batch_discount,
+            )
             for one in upstreams
             if one.prices is not None
             for name in one.models
         ]
         elsewhere = {name: (kind_of(one), there) for one in upstreams for name, there in one.models.items()}
-        self._book = PriceBook((*own, *settings.prices), elsewhere=elsewhere)
+        book = PriceBook((*own, *settings.prices), elsewhere=elsewhere)
+        self._books = {False: book, True: book.of_batches()}
         self._engines = engines
-        self._today = {model: self._book.find(model, is_local=one.is_local) for model, one in engines.items()}
-        self._known: dict[tuple[str, date], Price] = {}
+        for model, one in engines.items():
+            book.find(model, is_local=one.is_local)
+        self._known: dict[tuple[str, date, bool], Price] = {}
 
-    def of(self, model: str, at: float) -> Price:
-        """On the UTC day of that moment; today's where no list is as old. Raises ConfigError where there is none."""
-        day = datetime.fromtimestamp(at, UTC).date()
-        if (model, day) not in self._known:
+    def of(self, model: str, at: float, *, is_batch: bool) -> Price:
+        """On the UTC day of that moment; today's where no list is as old."""
+        key = model, datetime.fromtimestamp(at, UTC).date(), is_batch
+        if key not in self._known:
+            book, is_local = self._books[is_batch], self._engines[model].is_local
             try:
-                found = self._book.find(model, is_local=self._engines[model].is_local, on=day)
+                found = book.find(model, is_local=is_local, on=key[1])
             except ConfigError:
-                found = self._today[model]
-            self._known[model, day] = found
-        return self._known[model, day]
+                found = book.find(model, is_local=is_local)
+            self._known[key] = found
+        return self._known[key]
+
+
+def _is_batch(one: Sent) -> bool:
+    return one.price_id.endswith(OF_BATCHES)
 
 
 def _asked(one: Sent) -> RequestFacts:

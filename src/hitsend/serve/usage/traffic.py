@@ -19,7 +19,7 @@ from hitsend.serve.database.schema import LEDGER, RECORDS
 from hitsend.serve.usage.report import between, read_ledger
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_microusd")
-_ROW = ("request_id", "model", "engine", *_COUNTS, "created_at")
+_ROW = ("request_id", "model", "engine", *_COUNTS, "created_at", "price_id")
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -39,6 +39,7 @@ class Sent(msgspec.Struct, frozen=True):
     route: str | None = None
     cached_tokens: int = 0
     facts: dict[str, Any] | None = None
+    price_id: str = ""
 
 
 async def traffic(database: Database, since: date | None = None, until: date | None = None) -> AsyncGenerator[Sent]:
