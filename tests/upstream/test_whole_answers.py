@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from hitsend.settings_upstreams import UpstreamSettings
+from tests.upstream.asking import ask, engine_of
+
 pytestmark = pytest.mark.slow  # a server each
 
 
@@ -52,3 +55,21 @@ async def test_an_answer_that_is_none_is_an_error_and_costs_nothing(gate, body, 
     status, body, answer = await gate.answer()
     assert (status, body["error"]["code"]) == (500, "engine_failed")
     assert (await gate.record(answer.headers["x-request-id"]))["ledger"]["cost_microusd"] == 0
+
+
+async def test_one_that_is_cut_at_any_byte_is_an_error(mock):
+    whole = {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 3}}
+    raw = json.dumps(whole).encode()
+    for length in (len(raw), None):
+        for size in range(len(raw) + 1):
+
+            async def script(call, length=length, size=size):
+                framed = {} if length is None else {"content_length": str(length)}
+                await call.start(kind="application/json", **framed)
+                await call.raw(raw[:size])
+
+            mock.script = script
+            async with engine_of(UpstreamSettings(name="t", base_url=mock.url, models={"near": "far"})) as engine:
+                answer = await ask(engine)
+            is_whole = size == len(raw)
+            assert (answer.error is None, answer.reasons) == (is_whole, ["stop"] if is_whole else []), (length, size)
