@@ -234,13 +234,15 @@ async def test_a_lost_done_after_the_end_is_an_end(gate):
     assert (status, body["choices"][0]["finish_reason"]) == (200, "length")
 
 
-@pytest.mark.parametrize("phase", ["connected", "head", "text"])
+@pytest.mark.parametrize("phase", ["connected", "refusal", "head", "text"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_takes_the_upstream_with_it(gate, phase, stream):
     is_there = asyncio.Event()
 
     async def script(call):
-        if phase != "connected":
+        if phase == "refusal":
+            await call.start("500 no", content_length="9")
+        elif phase != "connected":
             await call.start()
         if phase == "text":
             await call.say("one", "two")

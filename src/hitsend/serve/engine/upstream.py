@@ -18,6 +18,8 @@ from hitsend.serve.engine.http1 import LineFailed, Wire
 KEPT_ALIVE_S = 4.0
 """Shorter than what servers grant (uvicorn: 5 s), so that a connection is rarely closed just when it is used again."""
 MAX_REFUSAL_BYTES = 64 * 1024
+MAX_REFUSAL_S = 5.0
+"""Its status is known: what it says besides isn't worth more of a client's time."""
 
 
 class UpstreamAnswer:
@@ -50,13 +52,17 @@ class UpstreamAnswer:
         return b"" if self._is_closed else self._wire.unread()
 
     async def read_refusal(self) -> bytes:
-        """A body of bounded size, as far as it comes; never fails."""
+        """A body of bounded size, as far as it comes in a bounded time; never fails. Who is cancelled in it closes it."""
         body = b""
         try:
-            while len(body) < MAX_REFUSAL_BYTES and (data := await self.read()):
-                body += data
-        except LineFailed:
+            async with asyncio.timeout(MAX_REFUSAL_S):
+                while len(body) < MAX_REFUSAL_BYTES and (data := await self.read()):
+                    body += data
+        except (LineFailed, TimeoutError):
             pass
+        except BaseException:
+            self.close()
+            raise
         return body[:MAX_REFUSAL_BYTES]
 
     async def read_whole(self, most_bytes: int) -> bytes | None:
