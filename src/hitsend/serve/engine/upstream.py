@@ -52,7 +52,7 @@ class UpstreamAnswer:
         return b"" if self._is_closed else self._wire.unread()
 
     async def read_refusal(self) -> bytes:
-        """A body of bounded size, as far as it comes in a bounded time; never fails. Who is cancelled in it closes it."""
+        """A body of bounded size, as far as it comes in a bounded time; never fails. Cancelling it closes it."""
         body = b""
         try:
             async with asyncio.timeout(MAX_REFUSAL_S):
