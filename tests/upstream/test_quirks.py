@@ -9,6 +9,7 @@ from hitsend.serve.engine.openai_body import count_body, encode_body
 from hitsend.serve.engine.openai_wire import ChunkReader
 from hitsend.serve.engine.terms import terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
+from hitsend.testing import FakeClock
 from tests.upstream.asking import ask, engine_of, job_of, request_of
 
 LLAMA = UpstreamSettings(name="l", server="llama_server", base_url="http://127.0.0.1:1/v1", models={"near": "far"})
@@ -108,3 +109,20 @@ async def test_who_leaves_when_the_end_has_come_with_its_bill_leaves_no_estimate
         await generation.aclose()
     assert generation.produced.is_estimate is is_estimate
     assert generation.produced.usage.prompt_tokens == (77 if is_told else 5)
+
+
+async def test_who_hangs_when_asked_to_count_is_left_alone_for_a_while(mock):
+    async def script(call):
+        if len(mock.calls) == 1:
+            await call.has_left.wait()
+        await call.answer("200 OK", {"count": 42})
+
+    mock.script = script
+    clock = FakeClock()
+    fields = {"connect_timeout_s": 0.2, "metrics_poll_s": 0.0}
+    settings = VllmSettings(name="v", base_url=mock.url.removesuffix("/v1"), models={"near": "far"}, **fields)
+    async with engine_of(settings, clock=clock) as engine:
+        assert [await engine.count_prompt(request_of()) for _ in range(3)] == [None, None, None]
+        assert len(mock.calls) == 1, "one that hangs holds up one request"
+        clock.advance(31.0)
+        assert await engine.count_prompt(request_of()) == 42

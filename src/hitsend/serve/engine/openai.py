@@ -41,6 +41,8 @@ from hitsend.serve.engine.vllm_process import VllmProcess
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
 
+COUNT_PAUSE_S = 30.0
+"""For which nobody is asked to count prompts who didn't answer that in time."""
 FREE_NEURONS = 10_000
 """Of Workers AI, per UTC day and account; `usage/allowance.py` has the same in its own unit."""
 
@@ -76,6 +78,7 @@ class OpenAIEngine:
         self._is_stopping = False
         self._can_count = self.terms.profile.count_path is not None
         self._closed_until: float | None = None
+        self._counts_again_at = 0.0
         self._facts = _facts_of(settings)
 
     @property
@@ -159,7 +162,7 @@ class OpenAIEngine:
     async def count_prompt(self, request: Request) -> int | None:
         """The prompt's tokens by the upstream's own tokenizer and template; None where it doesn't tell."""
         path = self.terms.profile.count_path
-        if path is None or not self._can_count or request.prompts:
+        if path is None or not self._can_count or request.prompts or self.clock.now() < self._counts_again_at:
             return None
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
@@ -170,7 +173,10 @@ class OpenAIEngine:
             if answer.status != 200 or body is None:
                 return None
             found = msgspec.json.decode(body, type=dict[str, Any]).get(self.terms.profile.count_key)
-        except (LineFailed, ServeError, TimeoutError, msgspec.DecodeError, RecursionError):
+        except TimeoutError:  # one that hangs would hold up every request
+            self._counts_again_at = self.clock.now() + COUNT_PAUSE_S
+            return None
+        except (LineFailed, ServeError, msgspec.DecodeError, RecursionError):
             return None
         return found if isinstance(found, int) and 0 <= found <= MOST_TOKENS else None
 
