@@ -5,6 +5,7 @@ few tokens; what fails is a fact in the result and never an exception; it goes t
 here works there. Next: `openai.py`.
 """
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from hitsend.serve.engine.replicas import Replica
 
 ASKED_TOKENS = 16
 MAX_LIST_BYTES = 8 * 1024 * 1024
+LIST_S = 10.0
+"""For the list of models, which needs no model: somebody is waiting."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -47,8 +50,11 @@ async def probe(engine: OpenAIEngine, server: Replica, *, asks: bool) -> Probe:
     """Look at its list of models, then ask for one short answer, if `asks`."""
     profile = engine.terms.profile
     try:
-        answer = await server.line.get(profile.models_path)
-        body = await answer.read_whole(MAX_LIST_BYTES)
+        async with asyncio.timeout(LIST_S):
+            answer = await server.line.get(profile.models_path)
+            body = await answer.read_whole(MAX_LIST_BYTES)
+    except TimeoutError:
+        return Probe(server.url, reaches=False, fault=f"its list of models did not come within {LIST_S:.0f} s")
     except LineFailed as failure:
         return Probe(server.url, reaches=False, fault=str(failure))
     found = Probe(server.url, reaches=True)
