@@ -9,6 +9,8 @@ from tests.routes.test_routed import fails, says
 
 pytestmark = pytest.mark.slow  # a server each
 
+BOTH = {"reasoning_effort": "high", "thinking_token_budget": 99}
+
 
 async def test_each_draft_and_each_choice_has_a_verdict_of_its_own(routed):
     async def judge(call):
@@ -64,3 +66,32 @@ async def test_drafts_that_could_never_be_judged_stop_the_start(routed, lacking,
     with pytest.raises(ConfigError, match="a gives no logprobs"):
         async with opened:
             pass
+
+
+@pytest.mark.parametrize(
+    ("thinking", "asked", "sent"),
+    [
+        ("off", {"reasoning_effort": "high"}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("off", {"thinking_token_budget": 99}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("on", {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ("on", {"thinking_token_budget": 0}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ("on", BOTH, BOTH | {"chat_template_kwargs": {"enable_thinking": True}}),
+        ("leave", {"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+    ],
+)
+async def test_nothing_that_the_client_wished_of_thoughts_goes_past_the_routes_will(routed, thinking, asked, sent):
+    told = {"a": {"passes": ("chat_template_kwargs", "thinking_token_budget")}}
+    async with routed(thinking=thinking, of_engine=told) as gate:
+        status, body, _ = await gate.answer(**asked)
+        assert status == 200, body
+    wishes = ("chat_template_kwargs", "reasoning_effort", "thinking_token_budget")
+    got = {name: value for name, value in gate.a.calls[0].body.items() if name in wishes}
+    assert {name: value for name, value in got.items() if name != "chat_template_kwargs" or thinking != "leave"} == sent
+
+
+async def test_an_engine_that_cannot_be_told_hears_nothing_of_the_clients_wish_either(routed):
+    async with routed(thinking="off") as gate:
+        status, body, _ = await gate.answer(reasoning_effort="high")
+    assert status == 200
+    assert "reasoning_effort" not in gate.a.calls[0].body
+    assert any("can't be told" in one for one in body["hitsend"]["warnings"])
