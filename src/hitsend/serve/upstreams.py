@@ -239,6 +239,8 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
     if not urls or len(set(urls)) != len(urls):
         also = ", or account_id" if isinstance(one, WorkersAISettings) else ""
         raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls{also}")
+    if one.hedge_after_s and len(urls) < 2:
+        raise ConfigError(f"{where}.hedge_after_s: needs several base_urls")
     if strays := set(one.draining) - set(urls):
         raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
 
