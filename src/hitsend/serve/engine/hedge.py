@@ -41,12 +41,12 @@ async def spoken(asking: Asking) -> Asked:
 
 async def first_to_speak(first: Asking, second: Callable[[], Asking | None], after_s: float) -> Heard:
     """Who speaks first; `second` is asked after so much silence, None: nobody is there."""
-    tasks = [asyncio.ensure_future(first)]
-    chosen: asyncio.Future[Asked] | None = None
+    tasks = [asyncio.create_task(first)]
+    chosen: asyncio.Task[Asked] | None = None
     try:
         await asyncio.wait(tasks, timeout=after_s)
         if not tasks[0].done() and (other := second()) is not None:
-            tasks.append(asyncio.ensure_future(other))
+            tasks.append(asyncio.create_task(other))
         pending = set(tasks)
         while pending and chosen is None:
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -68,11 +68,11 @@ async def first_to_speak(first: Asking, second: Callable[[], Asking | None], aft
                     _close(task)
 
 
-def _outcome(task: asyncio.Future[Asked]) -> Outcome:
+def _outcome(task: asyncio.Task[Asked]) -> Outcome:
     refusal = task.result()[1] if task.done() else None
     return "left" if refusal is None else refusal.outcome
 
 
-def _close(task: asyncio.Future[Asked]) -> None:
+def _close(task: asyncio.Task[Asked]) -> None:
     if not task.cancelled() and task.exception() is None and (answer := task.result()[0]) is not None:
         answer.close()
