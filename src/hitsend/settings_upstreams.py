@@ -76,6 +76,9 @@ class UpstreamBase(Section, frozen=True):
     """Longest silence, before the first byte as well as between two."""
     retry_share: Share = 0.1
     """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
+    hedge_after_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Silence before an answer's first byte after which another of `base_urls` is asked the same too, as far as
+    `retry_share` goes; who speaks first answers, the other is left. 0: never."""
     breaker_failures: Positive = 5
     """Failures in a row that open the circuit breaker."""
     breaker_share: Share = 0.5

@@ -3,8 +3,10 @@
 import io
 import json
 
+import msgspec
 import pytest
 
+from hitsend.serve.batching.ending import answer_line
 from hitsend.serve.batching.input import MAX_FAULTS, Limits, check, lines, parse, wants
 
 URL = "/v1/chat/completions"
@@ -84,3 +86,13 @@ def test_of_a_line_that_is_too_long_only_its_place_is_kept():
 def test_what_has_to_be_known_before_it_begins():
     assert wants(parse(line(body={"model": "m", "n": 3, "stream": True}))).n == 3
     assert wants(parse(line())).stream is None
+
+
+@pytest.mark.parametrize("char", ["\x85", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1e", "\r", "\n"])
+def test_a_line_of_an_output_file_is_one_line_to_everybody(char):
+    told = f"a{char}b"
+    body = msgspec.Raw(msgspec.json.encode({"content": told}))
+    line = answer_line("batch_1", 1, told, {"body": body}, None).decode()
+    assert line.splitlines() == [line]
+    found = json.loads(line)
+    assert (found["custom_id"], found["response"]["body"]["content"]) == (told, told)

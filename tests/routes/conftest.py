@@ -75,13 +75,13 @@ async def routed(tmp_path):
                     }
                     | (of_engine or {}).get(name, {})
                 )
-                for name, mock in zip("abc", mocks, strict=False)
+                for name, mock in zip("abcd", mocks, strict=False)
             )
             tree = settings.Settings(
                 server=settings.ServerSettings(data_dir=str(tmp_path)),
                 engine=settings.EngineSettings(model="none"),
                 engines=engines,
-                routes=(settings.RouteSettings(**{"model": "auto", "engines": tuple("abc"[:num])} | route),),
+                routes=(settings.RouteSettings(**{"model": "auto", "engines": tuple("abcd"[:num])} | route),),
             )
             server = await stack.enter_async_context(running(tree))
             session = await stack.enter_async_context(aiohttp.ClientSession())

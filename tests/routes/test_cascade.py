@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import signal
+import threading
 
 import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Delta, FinishReason, Message, Request, TextLogprob
-from hitsend.serve.cascade import Draft, Scorers, json_fault
+from hitsend.serve.cascade import Draft, Scorers, json_fault, says_yes
 from hitsend.serve.routed import drafts_of
+from hitsend.serve.verdicts import Busy, CodeThreads
 from hitsend.settings import CascadeSettings, RouteSettings
 
 REQUEST = Request("r", "auto", (Message("user", "2 + 2?"),))
@@ -111,3 +114,84 @@ def test_a_draft_is_what_each_choice_came_to():
     first, second = drafts_of(deltas, 2)
     assert (first.text, first.mean_logprob, first.is_whole) == ("xy", -0.25, True)
     assert (second.text, second.mean_logprob, second.is_whole) == ("b", None, False)
+
+
+def leaves(_question, _answer):
+    raise SystemExit(3)
+
+
+def interrupts(_question, _answer):
+    raise KeyboardInterrupt
+
+
+def closes(_question, _answer):
+    raise GeneratorExit
+
+
+def stops(_question, _answer):
+    raise StopIteration
+
+
+@pytest.mark.parametrize("function", ["leaves", "interrupts", "closes", "stops"])
+def test_code_that_raises_what_ends_programs_only_rejects(function):
+    verdict = judge("4", code=f"{__name__}:{function}")
+    assert verdict.verdicts["code"].startswith("rejected: raised")
+
+
+async def test_code_that_never_comes_back_takes_no_thread_of_anybody_and_is_bounded():
+    threads, release = CodeThreads(most=2), threading.Event()
+
+    def hangs(_question, _answer):
+        return release.wait(60)
+
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await threads.call(hangs, "q", "a")
+    with pytest.raises(Busy):
+        await threads.call(hangs, "q", "a")
+    waiting = [one for one in threading.enumerate() if one.name == "cascade code"]
+    assert len(waiting) == 2
+    assert all(one.daemon for one in waiting), "the server's end waits for none of them"
+    release.set()
+    for one in waiting:
+        one.join(10)
+    assert await threads.call(knows, "2 + 2?", "4") is True
+
+
+def test_a_pattern_that_goes_round_in_circles_is_given_up():
+    verdict = judge("A" * 40 + "!", regex=r"(A+)+B")
+    assert verdict.verdicts == {"regex": "rejected: the pattern takes too long"}
+    assert judge("A" * 40 + "B", regex=r"(A+)+B").accepted
+    assert signal.getsignal(signal.SIGVTALRM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize("text", ['{"x": NaN}', "Infinity", "-Infinity", "[NaN]"])
+def test_what_python_alone_reads_is_no_json(text):
+    assert json_fault(text, True) == "not JSON"
+
+
+@pytest.mark.parametrize(
+    ("value", "listed", "is_one"),
+    [(True, 1, False), (0, False, False), (1, 1.0, True), ([True], [1], False), ({"a": 0}, {"a": False}, False)],
+)
+def test_true_is_not_1(value, listed, is_one):
+    for schema in ({"enum": [listed]}, {"const": listed}):
+        assert (json_fault(json.dumps(value), schema) is None) is is_one
+
+
+@pytest.mark.parametrize(
+    ("text", "is_yes"),
+    [
+        ("yes", True),
+        ("Yes.", True),
+        (" **YES**", True),
+        ('"yes, it is"', True),
+        ("yesterday", False),
+        ("yes_but", False),
+        ("No, yes is wrong", False),
+        ("", False),
+    ],
+)
+def test_a_judge_says_yes_by_that_word_alone(text, is_yes):
+    assert says_yes(text) is is_yes

@@ -146,3 +146,81 @@ async def test_all_three_against_a_server_and_what_it_wrote(tmp_path, routed):
     assert found["before"]["cost_microusd"] == 4 * 1220
     assert found["after"]["cost_microusd"] == 3 * 122 + 1220
     assert found["before"]["ttft_ms"] > 0
+
+
+def test_a_rule_knows_what_it_knew_then(tmp_path):
+    """Of a request to an upstream nothing is rendered here: only the record of its route says what was wanted."""
+    facts = {"prompt_tokens": 5, "output_tokens": 512, "wants_thinking": True}
+    past = [sent(1, route="auto", facts=facts), sent(2, route="auto", facts=facts | {"wants_thinking": False})]
+    found = what_if(past, load(table(tmp_path, "thinking", 'thinking_engine = "b"')).settings)
+    assert found.after.by_model == {"b": 1, "a": 1}
+    longer = [sent(3, route="auto", facts=facts), sent(4, route="auto", facts=facts | {"prompt_tokens": 31})]
+    found = what_if(longer, load(table(tmp_path, "prompt_length", "prompt_tokens = { a = 30 }")).settings)
+    assert found.after.by_model == {"a": 1, "b": 1}
+
+
+def test_the_same_table_costs_what_it_cost_also_where_something_was_cached(tmp_path):
+    file = table(tmp_path, "fallback")
+    file.write_text(file.read_text().replace("output = 2.0 }", "output = 2.0, cached_input = 0.1 }"))
+    past = [sent(1, model="a", route="auto", cached_tokens=80, cost_microusd=20 + 8 + 22)]
+    assert what_if(past, load(file).settings).after.cost_microusd == 50
+    past = [sent(1, model="b", route="auto", cached_tokens=80)]
+    assert what_if(past, load(file).settings).after.cost_microusd == 100 + 22, "what a had cached isn't known"
+
+
+def test_an_engine_whose_context_is_too_short_is_passed_over_and_where_all_are_nothing_changes(tmp_path):
+    file = table(tmp_path, "fallback")
+    file.write_text(file.read_text().replace("models = {", "context = 110\nmodels = {"))
+    found = what_if([sent(1, route="auto"), sent(2, route="auto", prompt_tokens=90)], load(file).settings)
+    assert (found.num_routed, found.after.by_model) == (1, {"b": 1, "a": 1})
+
+
+def test_a_dated_price_is_that_of_the_day(tmp_path):
+    """Of a built-in list; a day before all lists has today's."""
+    file = tmp_path / "table.toml"
+    file.write_text(TABLE.replace("prices = { input = 1.0, output = 2.0 }", "") % ("fallback", ""))
+    file.write_text(file.read_text().replace('a = "x"', 'qwen = "qwen3.8-27b"').replace('["a", "b"]', '["qwen"]'))
+    settings = load(file).settings
+    price = PriceBook(elsewhere={"qwen": ("openai", "qwen3.8-27b")}).find("qwen", is_local=False)
+    for at in (0.0, 1_796_000_000.0):
+        found = what_if([sent(1, route="auto", created_at=at)], settings)
+        assert found.after.cost_microusd == cost_microusd(price, Usage(100, 11))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"confidence": "x", "is_good": true}', "confidence"),
+        (b'{"confidence": null, "is_good": true}', "confidence"),
+        (b'{"confidence": NaN, "is_good": true}', "confidence"),
+        (b'{"confidence": true, "is_good": true}', "confidence"),
+        (b'{"confidence": -0.2, "is_good": "false"}', "is_good"),
+        (b'{"confidence": -0.2, "is_good": 0}', "is_good"),
+        (b'{"prompt": 5, "expect": "a"}', "prompt"),
+        (b'{"prompt": "a", "expect": "("}', "expect"),
+        (b'{"prompt": "a"}', "expected"),
+        (b"[1]", "expected"),
+        (b"{", "JSON"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+def test_a_line_of_a_sample_that_says_nothing_is_named(tmp_path, line, says):
+    (tmp_path / "sample").write_bytes(b'{"confidence": -1, "is_good": true}\n' + line + b"\n")
+    with pytest.raises(CallFailed, match=says):
+        run("calibrate", tmp_path / "sample")
+
+
+@pytest.mark.parametrize(("confidence", "threshold"), [(-200.0, -100.0), (1e-7, 0.0), (-0.5, -0.5)])
+def test_a_threshold_is_one_that_can_be_set(confidence, threshold):
+    assert calibrate([Labelled(confidence, is_good=True)], 0.05).min_logprob == threshold
+
+
+def test_lines_of_batches_cost_what_lines_cost(tmp_path):
+    file = table(tmp_path, "fallback")
+    file.write_text(file.read_text().replace("output = 2.0 }", "output = 2.0, batch_discount = 0.5 }"))
+    past = [
+        sent(1, model="a", route="auto", cost_microusd=61, price_id="engines.one-batch"),
+        sent(2, model="a", route="auto", cost_microusd=0, price_id="batch-repeat"),
+    ]
+    found = what_if(past, load(file).settings)
+    assert (found.before.cost_microusd, found.after.cost_microusd) == (61, 61)

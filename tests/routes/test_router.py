@@ -144,6 +144,10 @@ def test_the_fastest_of_late_and_what_is_not_measured_first():
     assert order(route("fastest"), targets=targets) == ("c", "b", "a")
     targets["c"] = target("c", observed=(Observed(10.0, is_ok=True, ttft_s=0.01),))  # long ago: measured again
     assert order(route("fastest"), targets=targets)[0] == "c"
+    targets["c"] = target("c", observed=(Observed(999.0, is_ok=False),))
+    assert order(route("fastest"), targets=targets) == ("b", "a", "c"), "who only fails isn't asked to be measured"
+    targets["c"] = target("c", observed=(Observed(10.0, is_ok=False),))
+    assert order(route("fastest"), targets=targets)[0] == "c", "that is forgotten"
 
 
 @pytest.mark.parametrize(("tokens", "first"), [(10, "a"), (11, "b"), (1001, "c")])
@@ -212,6 +216,7 @@ ENGINES = {"a": Engine("e-a"), "b": Engine("e-b"), "c": Engine("both"), "d": Eng
         ({"model": "a"}, "name of a model"),
         ({"engines": ()}, "at least one"),
         ({"engines": ("a", "a")}, "at least one"),
+        ({"engines": ("e-a", "a")}, "twice"),
         ({"engines": ("nobody",)}, "no served model"),
         ({"engines": ("both",)}, "several models"),
         ({"engines": ("a", "b"), "weights": {"z": 1.0}}, "not in engines"),

@@ -1,9 +1,13 @@
 """`hitsend engines list` and `check`, as somebody types them."""
 
 import asyncio
+import fcntl
 import json
 import os
+import pty
+import struct
 import sys
+import termios
 
 import pytest
 
@@ -36,12 +40,12 @@ models = {{ "small" = "llama3.2" }}
 """
 
 
-async def hitsend(*arguments):
+async def hitsend(*arguments, columns=200):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "hitsend", "engines", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": str(columns)},
     )
     out, err = await process.communicate()
     return process.returncode, out.decode(), err.decode()
@@ -58,6 +62,12 @@ def config(tmp_path, mock):
     return path
 
 
+async def paints(call):
+    await call.start()
+    await call.say("\x1b[31mred")
+    await call.finish()
+
+
 async def test_list_names_everything_and_no_key(config):
     code, out, _ = await hitsend("list", "--json", "--config", str(config))
     rows = {row["name"]: row for row in json.loads(out)["engines"]}
@@ -68,6 +78,20 @@ async def test_list_names_everything_and_no_key(config):
     assert {"n", "logit_bias", "top_k"} <= set(rows["away"]["drops"])
     code, out, _ = await hitsend("list", "--config", str(config))
     assert (code, "workers_ai" in out) == (0, True)
+    _, out, _ = await hitsend("list", "--config", str(config), columns=40)
+    assert all(url in out for row in rows.values() for url in row["base_urls"]), "a pipe is as wide as it has to be"
+
+
+async def test_in_a_narrow_terminal_no_column_is_cut_to_pieces(config):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    command = (sys.executable, "-m", "hitsend", "engines", "list", "--config", str(config))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = await asyncio.create_subprocess_exec(*command, stdout=theirs, stdin=theirs, env=environment)
+    os.close(theirs)
+    assert await process.wait() == 0
+    assert "where: http://127.0.0.1:1/v1\r\n" in os.read(ours, 65_536).decode()
+    os.close(ours)
 
 
 async def test_check_reaches_authenticates_lists_and_measures(config, mock):
@@ -90,9 +114,14 @@ async def test_check_says_what_is_wrong_and_ends_with_1(config, mock):
     code, out, _ = await hitsend("check", "--json", "--config", str(config))
     rows = {row["name"]: row for row in json.loads(out)["engines"]}
     assert (code, rows["away"]["is_well"], rows["away"]["servers"][0]["reaches"]) == (1, False, False)
+    assert rows["away"]["servers"][0]["fault"].endswith("nobody listens there")
+    assert rows["cf"]["servers"][0]["fault"] is None
     (config.parent / "key").write_text("wrong")
     code, out, _ = await hitsend("check", "cf", "--config", str(config))
     assert (code, "authenticates NO" in out) == (1, True)
+    mock.script = lambda call: call.answer("404 No", {})
+    code, out, _ = await hitsend("check", "cf", "--config", str(config))
+    assert (code, "Is base_url right, and @cf/qwen/qwen3.8-27b its name there?" in out) == (1, True)
     code, _, err = await hitsend("check", "nobody", "--config", str(config))
     assert (code, "nobody" in err) == (2, True)
 
@@ -117,6 +146,9 @@ async def test_diff_shows_what_differs_between_two_models_of_a_server(tmp_path, 
         assert {"engine", "cost_microusd"} <= set(document["differs"])
         code, out, _ = await hitsend("diff", "near", "nowhere", "--prompt", "hi", "--url", server.base_url)
         assert (code, "model_not_found" in out) == (0, True), "a refusal is a result"
+        mock.script = paints
+        code, out, _ = await hitsend("diff", "near", "cheap", "--prompt", "hi", "--url", server.base_url)
+        assert (code, "[31mred" in out, "\x1b" in out) == (0, True, False), "an answer can't drive the terminal"
 
 
 def test_a_key_comes_from_a_file_or_a_variable_and_not_from_both(tmp_path, monkeypatch):

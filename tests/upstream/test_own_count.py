@@ -4,6 +4,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from hitsend.cli.client import Client
+from hitsend.cli.engines_diff import compare
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Tool, ToolChoice
 from hitsend.serve.engine.openai_body import template_arguments, told_tools
@@ -99,6 +101,11 @@ async def test_what_is_held_estimated_and_limited_is_the_count(tmp_path, mock, f
         for choice in ("auto", "none"):
             asked = {"tools": [TOOL], "tool_choice": choice, "max_tokens": 9}
             assert await held(gate, messages=TALK, **asked) == num_tokens(told + RENDERED)
+        status, shown, _ = await gate.answer(path="/v1/chat/completions/render", messages=TALK)
+        assert (status, shown["prompt"], shown["num_tokens"]) == (200, RENDERED, known)
+        assert len(shown["prompt_token_ids"]) == known
+        status, counted, _ = await gate.answer(path="/v1/chat/completions/input_tokens", messages=TALK)
+        assert (status, counted["input_tokens"]) == (200, known)
         thinking = {"chat_template_kwargs": {"enable_thinking": True, "unknown": TYPED}}
         assert await held(gate, messages=TALK, max_tokens=9, **thinking) == known + 1
         assert await held(gate, messages=TALK, max_tokens=9, reasoning_effort="high") == known + 1
@@ -199,3 +206,12 @@ async def test_the_count_is_that_of_a_real_vllm(tmp_path):
             status, body, answer = await gate.answer(model="there", **asked)
             assert (status, body["usage"]["prompt_tokens"]) == (200, count), (fields, body)
             assert await reserved(gate, answer) == count
+
+
+async def test_a_diff_has_the_prompts_of_upstreams_whose_template_is_here(tmp_path, mock, folder, num_tokens):
+    engine = msgspec.structs.replace(vllm(mock, tokenizer=str(folder)), models={"near": "far", "other": "far"})
+    async with gateway(tmp_path, mock, engine) as gate, Client(gate.url, None) as client:
+        found = await compare(client, ("near", "other"), {"messages": TALK, "max_tokens": 9})
+    assert [side["rendered"] for side in found["sides"]] == [RENDERED, RENDERED]
+    assert [side["prompt_tokens"] for side in found["sides"]] == [num_tokens(RENDERED)] * 2
+    assert found["rendered_diff"] == []

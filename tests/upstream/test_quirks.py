@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from hitsend.core.request import Tool, ToolChoice
+from hitsend.core.request import Delta, Tool, ToolChoice
 from hitsend.serve.engine.openai_body import count_body, encode_body
 from hitsend.serve.engine.openai_wire import ChunkReader
 from hitsend.serve.engine.terms import terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
-from tests.upstream.asking import ask, engine_of, request_of
+from hitsend.testing import FakeClock
+from tests.upstream.asking import ask, engine_of, job_of, request_of
 
 LLAMA = UpstreamSettings(name="l", server="llama_server", base_url="http://127.0.0.1:1/v1", models={"near": "far"})
 VLLM = VllmSettings(name="v", base_url="http://127.0.0.1:1", models={"near": "far"}, metrics_poll_s=0.0)
@@ -87,3 +88,41 @@ async def test_a_usage_of_one_choice_is_no_bill_for_two(mock):
         found = await ask(engine, request_of(n=2))
     assert (found.error, found.produced.output_tokens, found.produced.is_estimate) == (None, (3, 3), True)
     assert found.produced.usage.completion_tokens == 6
+
+
+@pytest.mark.parametrize(("is_told", "is_estimate"), [(True, False), (False, True)])
+async def test_who_leaves_when_the_end_has_come_with_its_bill_leaves_no_estimate(mock, is_told, is_estimate):
+    async def script(call):
+        await call.start()
+        await call.say("Hel", "lo")
+        end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        await call.event(end | ({"usage": {"prompt_tokens": 77, "completion_tokens": 2}} if is_told else {}))
+        await call.has_left.wait()
+
+    mock.script = script
+    settings = UpstreamSettings(name="there", base_url=mock.url, models={"near": "far"})
+    async with engine_of(settings) as engine:
+        generation = engine.generate(job_of())
+        async for event in generation:
+            if isinstance(event, Delta) and event.finish_reason:
+                break
+        await generation.aclose()
+    assert generation.produced.is_estimate is is_estimate
+    assert generation.produced.usage.prompt_tokens == (77 if is_told else 5)
+
+
+async def test_who_hangs_when_asked_to_count_is_left_alone_for_a_while(mock):
+    async def script(call):
+        if len(mock.calls) == 1:
+            await call.has_left.wait()
+        await call.answer("200 OK", {"count": 42})
+
+    mock.script = script
+    clock = FakeClock()
+    fields = {"connect_timeout_s": 0.2, "metrics_poll_s": 0.0}
+    settings = VllmSettings(name="v", base_url=mock.url.removesuffix("/v1"), models={"near": "far"}, **fields)
+    async with engine_of(settings, clock=clock) as engine:
+        assert [await engine.count_prompt(request_of()) for _ in range(3)] == [None, None, None]
+        assert len(mock.calls) == 1, "one that hangs holds up one request"
+        clock.advance(31.0)
+        assert await engine.count_prompt(request_of()) == 42

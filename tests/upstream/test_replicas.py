@@ -179,3 +179,10 @@ async def test_its_metrics_are_polled_and_hold_back_what_it_could_not_take(mock)
     num_calls = len(mock.calls)
     await asyncio.sleep(0.1)
     assert len(mock.calls) == num_calls, "who stopped asks nothing more"
+
+
+def test_a_figure_that_is_none_is_as_if_it_were_not_there():
+    names = {"waiting": ("w",), "running": ("r",)}
+    wild = b"\n".join(b'w{engine="%d"} %s' % pair for pair in enumerate((b"1e308", b"1e308", b"NaN", b"-1", b"+Inf")))
+    assert read_load(wild + b"\nr 2\n", names) == Load(running=2)
+    assert read_load(wild + b"\nw 3\n", names) == Load(waiting=3)

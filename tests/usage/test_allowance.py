@@ -12,6 +12,7 @@ from hitsend.serve.usage.allowance import (
     billed_neurons_micro,
     check_model,
     fits,
+    refusal,
 )
 from hitsend.serve.usage.ledger import Settlement
 from hitsend.serve.usage.pricing import Price, PriceBook, Unbilled, cost_microusd, neurons_micro
@@ -48,14 +49,15 @@ async def test_holds_and_rows_of_the_day_count_against_the_free_plan_and_a_refus
         opened.clock.seconds = 1_800_000_000 // 86_400 * 86_400 + 3_600.0
         free = {"price": ONE, "neurons_limit_micro": FREE_NEURONS_MICRO}
         first = await opened.ledger.reserve(wanted("a", input_tokens=5_000, output_tokens=1_000, **free))
-        with pytest.raises(InsufficientQuota, match="4001 neurons, 6000 of 10000 are used or held") as refused:
+        with pytest.raises(InsufficientQuota, match="4001 neurons; of 10000 today 0 are used and 6000 held") as refused:
             await opened.ledger.reserve(wanted("b", input_tokens=4_000, output_tokens=1, **free))
-        assert refused.value.retry_after_s == 82_800
+        assert refused.value.retry_after_s == 5.0, "what is held comes back"
         assert opened.ledger.holds_open == len(await opened.holds()) == 1
         await opened.ledger.settle(first, Settlement(Usage(5_000, 500), "stop"))
         await opened.ledger.reserve(wanted("c", input_tokens=4_500, output_tokens=0, **free))
-        with pytest.raises(InsufficientQuota):
-            await opened.ledger.reserve(wanted("d", input_tokens=1, output_tokens=0, **free))
+        with pytest.raises(InsufficientQuota) as refused:
+            await opened.ledger.reserve(wanted("d", input_tokens=4_501, output_tokens=0, **free))
+        assert refused.value.retry_after_s == 82_800
         await opened.ledger.reserve(wanted("paid", input_tokens=10**6, output_tokens=0, price=ONE))
         assert [row["neurons_micro"] for row in await opened.rows()] == [5_500 * MICRONEURONS]
 
@@ -93,3 +95,20 @@ async def test_what_was_paid_for_before_costs_nothing_and_uses_neurons_all_the_s
         assert (row.cost_microusd, row.neurons_micro, row.price_id) == (0, 186_363_500, "batch-repeat")
         assert "rows_wrong_neurons" not in (await reconcile(opened.database, 0.0)).drifted
     assert not Unbilled(PriceBook()).find("m", is_local=True).in_neurons
+
+
+@pytest.mark.parametrize(
+    ("wanted", "used", "held", "wait_s", "says"),
+    [
+        (1_000, 9_500, 0, 6_400.0, "00:00 UTC"),
+        (1_000, 9_500, 400, 6_400.0, "00:00 UTC"),
+        (1_000, 100, 9_500, 5.0, "comes back"),
+        (1_000, 9_000, 1, 5.0, "comes back"),
+        (10_001, 0, 0, None, "max_tokens"),
+    ],
+)
+def test_a_refusal_says_when_to_come_back(wanted, used, held, wait_s, says):
+    today = DayNeurons(used * 1_000_000, held * 1_000_000)
+    assert not fits("free", wanted * 1_000_000, today)
+    error = refusal(wanted * 1_000_000, today, 20_000 * 86_400.0 + 80_000.0)
+    assert (error.retry_after_s, says in error.message) == (wait_s, True)

@@ -126,7 +126,8 @@ def test_neurons_are_exact_and_worth_eleven_dollars_a_million():
 def test_every_workers_ai_model_has_its_rates_and_the_paid_ones_say_so():
     listed = [name for engine, name in _built_in() if engine == "workers_ai"]
     found = {name: PriceBook().find(name, is_local=False, engine="workers_ai") for name in listed}
-    assert len(found) == 37
+    assert sum(price.output_picousd > 0 for price in found.values()) == 37
+    assert sum(price.output_picousd == 0 for price in found.values()) == 5, "that embed"
     assert all(
         price.in_neurons and price.input_picousd % 11 == price.output_picousd % 11 == 0 for price in found.values()
     )
@@ -159,3 +160,8 @@ def test_reasoning_of_a_month_of_requests_is_billed_as_output():
     assert cost_microusd(price, Usage(36_000_000, 0)) == 16_200_000
     assert cost_microusd(price, Usage(0, 12_000_000)) == 38_400_000
     assert 30_000 * cost_microusd(price, thinking) == 131_400_000
+
+
+def test_an_upstreams_model_without_a_price_says_where_one_goes():
+    with pytest.raises(ConfigError, match=r"prices = \{ input = …, output = … \} to its \[\[engines\]\]"):
+        PriceBook(elsewhere={"mine": ("openai", "gpt-x")}).find("mine", is_local=False)

@@ -32,6 +32,10 @@ from hitsend.settings import PooledSettings, Settings
 from hitsend.settings_upstreams import UpstreamBase
 
 COLUMNS = 100
+LEAST_COLUMNS = 80
+"""Below, a table of five columns can't be read."""
+PIPED_COLUMNS = 100_000
+COLUMN_NAMES = ("name", "kind", "serves", "where", "key")
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="What runs requests, here and elsewhere."
@@ -53,14 +57,20 @@ def list_engines(
     if as_json:
         print(json.dumps({"engines": rows}, ensure_ascii=False))
         return
+    console = Console()
+    if console.is_terminal and console.width < LEAST_COLUMNS:
+        for row in rows:
+            name, kind, *others = _cells(row)
+            print("\n  ".join((f"{name} ({kind})", *map(": ".join, zip(COLUMN_NAMES[2:], others, strict=True)))))
+        return
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "kind", "serves", "where", "key"):
-        table.add_column(name, overflow="fold")
+    for heading in COLUMN_NAMES:
+        table.add_column(heading, overflow="fold")
     for row in rows:
-        serves = ", ".join(f"{ours} → {theirs}" for ours, theirs in row["models"].items())
-        cells = (row["name"], row["kind"], serves, ", ".join(row["base_urls"]) or "here", row["key"])
-        table.add_row(*map(Text, cells))
-    Console().print(table)
+        table.add_row(*map(Text, _cells(row)))
+    if not console.is_terminal:  # who reads it from a pipe wants an address in one piece
+        console = Console(width=PIPED_COLUMNS)
+    console.print(table)
 
 
 @app.command()
@@ -108,6 +118,11 @@ def diff(
         print(json.dumps(document, ensure_ascii=False))
     else:
         show(document)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    serves = ", ".join(f"{ours} → {theirs}" for ours, theirs in row["models"].items())
+    return row["name"], row["kind"], serves, ", ".join(row["base_urls"]) or "here", row["key"]
 
 
 def _local(settings: Settings) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from hitsend.cli import CallFailed
 from hitsend.cli.client import Client
+from hitsend.cli.send import safe
 
 _SHOWN = (
     "engine",
@@ -92,23 +93,30 @@ async def _try(client: Client, path: str, body: dict[str, Any]) -> Any:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Two columns."""
+    """Two columns. What a model wrote can't drive the terminal."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for side in document["sides"]:
-        table.add_column(Text(side["model"]), overflow="fold")
+        table.add_column(Text(safe(side["model"])), overflow="fold")
     for name in _SHOWN:
         mark = "≠ " if name in document["differs"] else "  "
-        table.add_row(mark + name, *(Text(_cell(side[name])) for side in document["sides"]))
-    table.add_row("  answer", *(Text((side["answer"] or {}).get("content") or "") for side in document["sides"]))
+        table.add_row(mark + name, *(Text(safe(_cell(side[name]))) for side in document["sides"]))
+    table.add_row("  answer", *(Text(safe((side["answer"] or {}).get("content") or "")) for side in document["sides"]))
     Console().print(table)
     for line in document["rendered_diff"] or ():
-        print(line)
+        print(safe(line))
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        return "\n".join(f"{name} {inner}" for name, inner in value.items())
+        return "\n".join(f"{name} {_inner(inner)}" for name, inner in value.items())
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _inner(value: Any) -> str:
+    """Details, as far as there are any."""
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{name} {one}" for name, one in value.items() if one) or "0"

@@ -7,6 +7,7 @@ changes no setting, it says which value to set. Next: `models.py`.
 
 import asyncio
 import json
+import math
 import re
 from datetime import datetime
 from pathlib import Path
@@ -167,6 +168,8 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         text = file.read_text("utf-8")
     except OSError as error:
         raise CallFailed(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise CallFailed(f"{file}: not UTF-8") from error
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -174,11 +177,30 @@ def _lines(file: Path) -> list[dict[str, Any]]:
             one = json.loads(line)
         except ValueError as error:
             raise CallFailed(f"{file}, line {number}: not JSON") from error
-        is_known = isinstance(one, dict) and ({"confidence", "is_good"} <= set(one) or {"prompt", "expect"} <= set(one))
-        if not is_known:
-            raise CallFailed(f"{file}, line {number}: expected confidence and is_good, or prompt and expect")
+        if (fault := _fault(one)) is not None:
+            raise CallFailed(f"{file}, line {number}: {fault}")
         found.append(one)
     return found
+
+
+def _fault(one: Any) -> str | None:
+    """Why a line is none that can be used."""
+    given = one if isinstance(one, dict) else {}
+    if {"confidence", "is_good"} <= set(given):
+        confidence, is_good = given["confidence"], given["is_good"]
+        is_number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
+        if not (is_number and math.isfinite(confidence) and isinstance(is_good, bool)):
+            return "confidence: expected a number, is_good: true or false"
+        return None
+    if not {"prompt", "expect"} <= set(given):
+        return "expected confidence and is_good, or prompt and expect"
+    if not (isinstance(given["prompt"], str) and isinstance(given["expect"], str)):
+        return "prompt and expect: expected texts"
+    try:
+        re.compile(given["expect"])
+    except re.error as error:
+        return f"expect: no regular expression ({error})"
+    return None
 
 
 async def _labelled(lines: list[dict[str, Any]], asked: dict[str, Any], url: str, key: str | None) -> list[Labelled]:

@@ -127,7 +127,7 @@ class Routed(Event, frozen=True):
     """An engine was chosen. `layout`: how the weights of an embedded model are stored, as far as it is ours to know.
 
     Of a request to a route, `route` is its name, `candidates` what was known of each of its engines when the first one
-    was chosen, `attempt` counts from 1.
+    was chosen, `attempt` counts from 1; `facts` are what the rule knew of the request, with the first one.
     """
 
     engine: str
@@ -137,6 +137,7 @@ class Routed(Event, frozen=True):
     route: str | None = None
     attempt: int = 1
     candidates: tuple[dict[str, Any], ...] = ()
+    facts: dict[str, Any] | None = None
 
 
 class ModelLoaded(Event, frozen=True):

@@ -200,6 +200,11 @@ def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
         for name, route in targets.routes.items()
         if route.strategy == "cascade"
     }
+    for name in (one for one, rule in scorers.items() if rule.wants_logprobs):
+        for engine in targets.routes[name].engines[:-1]:
+            terms = stages.handovers.get(targets.models[name][engine])
+            if terms is not None and "logprobs" not in terms.takes:
+                raise ConfigError(f"routes[{name}].cascade.min_logprob: {engine} gives no logprobs to judge it by")
     return Routing(stages, targets, Asides(stages, flights, targets.routes), scorers)
 
 

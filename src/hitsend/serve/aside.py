@@ -89,7 +89,7 @@ class Asides:
     """Starts them. `stages` are every model's, `routes` all of them by name."""
 
     def __init__(self, stages: Stages, flights: Opening, routes: Mapping[str, RouteSettings]) -> None:
-        self._stages = stages
+        self.stages = stages
         self._flights = flights
         self._routes = routes
         self._copies: dict[str, set[asyncio.Task[None]]] = {}
@@ -97,7 +97,7 @@ class Asides:
     @property
     def clock(self) -> Clock:
         """The server's."""
-        return self._stages.clock
+        return self.stages.clock
 
     async def ask(self, request: Request, suffix: str, route: str) -> Aside:
         """Run it to its end under `REQUEST_ID/suffix`. Never raises ServeErrors: they are in what is returned."""
@@ -109,7 +109,7 @@ class Asides:
         texts: list[str] = []
         is_refused = False
         try:
-            async with aclosing(run(request, flight, self._stages.of(request.model))) as answer:
+            async with aclosing(run(request, flight, self.stages.of(request.model))) as answer:
                 texts += [item.text async for item in answer if isinstance(item, Delta) and item.index == 0]
         except ServeError as error:
             is_refused = not any(isinstance(one, Reserved) for one in flight.events())
@@ -125,14 +125,14 @@ class Asides:
         levels = payer_of(route, request.principal).levels
         try:
             if levels:
-                await self._stages.quota.preview(Ask(f"{request.request_id}/route", levels, 0, 0, 1))
+                await self.stages.quota.preview(Ask(f"{request.request_id}/route", levels, 0, 0, 1))
         except LimitError:
             return False
         return True
 
     async def keep(self, tried: Tried) -> LedgerRow:
         """Write down what an engine that was given up had computed: a row and a record of their own."""
-        hold, usage, ledger, quota = tried.hold, tried.settlement.usage, self._stages.ledger, self._stages.quota
+        hold, usage, ledger, quota = tried.hold, tried.settlement.usage, self.stages.ledger, self.stages.quota
         flight = self._flights.open(hold.request_id, hold.principal)
         flight.received_at, flight.model = tried.began_at, hold.model
         cost = 0

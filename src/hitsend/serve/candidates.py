@@ -116,6 +116,10 @@ def able_request(request: Request, route: RouteSettings, model: str, stages: Sta
     changed = msgspec.structs.replace(request, model=model)
     if route.thinking == "leave":
         return changed
+    if route.thinking == "off" or request.reasoning_effort in _QUIET:  # what says otherwise goes nowhere
+        changed = msgspec.structs.replace(changed, reasoning_effort=None)
+    if route.thinking == "off" or not request.thinking_token_budget:
+        changed = msgspec.structs.replace(changed, thinking_token_budget=None)
     terms = stages.handovers.get(model)
     if terms is not None and "chat_template_kwargs" not in terms.takes:
         text = f"thinking: {route.model} wants it {route.thinking}, which {terms.engine} can't be told"

@@ -11,7 +11,7 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +20,8 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.core.request import Message, Request, SamplingAsked
 from hitsend.serve.aside import Asides
+from hitsend.serve.candidates import able_request
+from hitsend.serve.verdicts import Busy, Code, CodeThreads, Raised, TooLong, full_match
 from hitsend.settings import CascadeSettings, RouteSettings
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _KNOWN = {"type", "enum", "const", "required", "properties", "items", "additionalProperties"}
 _SAID = {"$schema", "$id", "title", "description", "default", "examples"}
 
-Code = Callable[[str, str], object]
+_YES = re.compile(r"\W*yes\b", re.IGNORECASE)
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -72,6 +74,8 @@ class Scorers:
         self._route = route.model
         self._rule = rule
         self._judge = judge
+        self._threads = CodeThreads()
+        self._unthinking = msgspec.structs.replace(route, thinking="off")
         self._pattern = None if rule.regex is None else re.compile(rule.regex, re.DOTALL)
         self._schema = None if rule.schema is None else _schema(rule, where)
         self._code = None if rule.code is None else load_code(rule.code, where)
@@ -81,14 +85,15 @@ class Scorers:
         """Whether the draft has to come with them."""
         return self._rule.min_logprob is not None
 
-    async def judge(self, request: Request, draft: Draft, asides: Asides) -> Verdict:
-        """All rules, cheapest first; what is dear isn't asked once one has rejected."""
+    async def judge(self, request: Request, draft: Draft, asides: Asides, number: int = 1) -> Verdict:
+        """All rules, cheapest first; what is dear isn't asked once one has rejected. `number`: which of this request's
+        verdicts it is."""
         said = self._at_once(draft)
         cost = 0
         if self._code is not None and _accepts(said):
             said["code"] = await self._by_code(self._code, question_of(request), draft.text)
         if self._judge is not None and _accepts(said):
-            said["judge"], cost = await self._by_judge(request, draft.text, asides)
+            said["judge"], cost = await self._by_judge(request, draft.text, asides, number)
         return Verdict(_accepts(said), said, cost)
 
     def _at_once(self, draft: Draft) -> dict[str, str]:
@@ -99,7 +104,7 @@ class Scorers:
             text = "none came" if mean is None else f"{mean:.4f}, least {least}"
             said["min_logprob"] = f"{'ok' if is_sure else 'rejected'}: {text}"
         if self._pattern is not None:
-            said["regex"] = "ok" if self._pattern.fullmatch(draft.text) else "rejected: no match"
+            said["regex"] = _by_regex(self._pattern, draft.text)
         if self._schema is not None:
             fault = json_fault(draft.text, self._schema)
             said["schema"] = "ok" if fault is None else f"rejected: {fault}"
@@ -108,15 +113,18 @@ class Scorers:
     async def _by_code(self, code: Code, question: str, answer: str) -> str:
         try:
             async with asyncio.timeout(self._rule.code_timeout_s):
-                found = await asyncio.to_thread(code, question, answer)
+                found = await self._threads.call(code, question, answer)
         except TimeoutError:
             return f"rejected: no verdict in {self._rule.code_timeout_s} s"
-        except Exception as error:  # noqa: BLE001  # it is the operator's: whatever it raises is no verdict
-            _log.warning("route %s: %s raised %s", self._route, self._rule.code, type(error).__name__)
-            return f"rejected: raised {type(error).__name__}"
+        except Busy:
+            _log.error("route %s: %s isn't called: too many calls never came back", self._route, self._rule.code)
+            return "rejected: not called, too many calls never came back"
+        except Raised as error:
+            _log.warning("route %s: %s raised %s", self._route, self._rule.code, error)
+            return f"rejected: raised {error}"
         return "ok" if found is True else "rejected"
 
-    async def _by_judge(self, request: Request, answer: str, asides: Asides) -> tuple[str, int]:
+    async def _by_judge(self, request: Request, answer: str, asides: Asides, number: int) -> tuple[str, int]:
         assert self._judge is not None
         asked = Request(
             request_id=request.request_id,
@@ -126,11 +134,24 @@ class Scorers:
             sampling=SamplingAsked(temperature=0.0),
             max_tokens=JUDGE_TOKENS,
         )
-        found = await asides.ask(asked, "judge", self._route)
+        # thoughts would take the few tokens that it has for its word
+        asked = able_request(asked, self._unthinking, self._judge, asides.stages)
+        found = await asides.ask(asked, "judge" if number == 1 else f"judge/{number}", self._route)
         if found.error is not None:
             return f"rejected: the judge failed ({found.error})", found.cost_microusd
-        is_yes = found.text.strip().lower().startswith("yes")
-        return ("ok" if is_yes else "rejected: the judge did not say yes"), found.cost_microusd
+        return ("ok" if says_yes(found.text) else "rejected: the judge did not say yes"), found.cost_microusd
+
+
+def _by_regex(pattern: re.Pattern[str], text: str) -> str:
+    try:
+        return "ok" if full_match(pattern, text) else "rejected: no match"
+    except TooLong:
+        return "rejected: the pattern takes too long"
+
+
+def says_yes(text: str) -> bool:
+    """Whether a judge's first word is yes, whatever stands around that: `**Yes**` is one, `yesterday` none."""
+    return _YES.match(text) is not None
 
 
 def question_of(request: Request) -> str:
@@ -157,10 +178,14 @@ def load_code(named: str, where: str) -> Code:
 def json_fault(text: str, schema: Any) -> str | None:
     """Why a text isn't JSON of this schema, None where it is."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):  # what a model writes may be as deep as it is long
         return "not JSON"
     return value_fault(value, schema, "$")
+
+
+def _no_json(name: str) -> Any:
+    raise ValueError(name)  # NaN and Infinity, which Python reads and others don't
 
 
 def value_fault(value: Any, schema: Any, at: str) -> str | None:
@@ -171,7 +196,7 @@ def value_fault(value: Any, schema: Any, at: str) -> str | None:
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if kinds and not any(_is_a(value, kind) for kind in kinds):
         return f"{at} is not {' or '.join(kinds)}"
-    if ("enum" in schema and value not in schema["enum"]) or ("const" in schema and value != schema["const"]):
+    if not _is_listed(value, schema):
         return f"{at} is not one of the values"
     if isinstance(value, dict):
         return _object_fault(value, schema, at)
@@ -191,6 +216,21 @@ def _object_fault(value: dict[str, Any], schema: Any, at: str) -> str | None:
         if fault is not None:
             return fault
     return None
+
+
+def _is_listed(value: Any, schema: Any) -> bool:
+    is_one = "enum" not in schema or any(_is_same(value, one) for one in schema["enum"])
+    return is_one and ("const" not in schema or _is_same(value, schema["const"]))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other  # to Python true is 1
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    return bool(one == other)
 
 
 def _is_a(value: Any, kind: str) -> bool:

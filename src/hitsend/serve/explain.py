@@ -13,7 +13,7 @@ import msgspec
 
 from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request
-from hitsend.serve.candidates import able_request, facts_of
+from hitsend.serve.candidates import able_request
 from hitsend.serve.chat.formats import suited
 from hitsend.serve.engine.router import Candidate, RequestFacts
 from hitsend.serve.estimate import WHY_THIS_ENGINE, EngineChoice, Estimate, Rates, estimate
@@ -64,7 +64,7 @@ class DryRuns:
             reason=decision.reason,
             order=decision.order,
             candidates=decision.candidates,
-            facts=await facts_of(request, route, stages),
+            facts=decision.facts,
             shadow=route.shadow,
         )
 

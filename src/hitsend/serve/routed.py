@@ -18,6 +18,8 @@ from hitsend.core.errors import (
     EngineError,
     InsufficientQuota,
     InvalidRequest,
+    ModelNotFound,
+    PermissionDenied,
     RateLimitExceeded,
     ServeError,
     ServerOverloaded,
@@ -32,6 +34,7 @@ from hitsend.serve.account import Account, to_its_end
 from hitsend.serve.aside import Asides, Tried, payer_of
 from hitsend.serve.candidates import able_request, facts_of, targets_of
 from hitsend.serve.cascade import Draft, Scorers, Verdict
+from hitsend.serve.engine.refusals import LacksModel
 from hitsend.serve.engine.router import Decision, Moment, Observed, decide, share_of
 from hitsend.serve.engine.targets import Comparison, Targets
 from hitsend.serve.pipeline import Attempt, account_of, begin, note_engine, prepare, run, started, warnings_of
@@ -41,7 +44,9 @@ from hitsend.serve.usage.rows import HoldRequest
 from hitsend.settings import RouteSettings
 
 ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded, InsufficientQuota)
-FALLS_THROUGH = (*ENGINES_FAULT, ContextLengthExceeded)
+LACKING = (LacksModel, ModelNotFound, PermissionDenied)
+"""An engine that hasn't the model that the settings say it has, or doesn't let this account use it."""
+FALLS_THROUGH = (*ENGINES_FAULT, *LACKING, ContextLengthExceeded)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
 REJECTED = "rejected"
@@ -126,6 +131,7 @@ class _Course:
 
     def __init__(self, request: Request, flight: Flight, routing: Routing, decision: Decision) -> None:
         self.billed_microusd = 0
+        self._num_judged = 0
         self._request = request
         self._flight = flight
         self._routing = routing
@@ -146,7 +152,7 @@ class _Course:
             try:
                 answer = await self._ask(stack, number, is_last=is_last)
             except ServeError as error:
-                if isinstance(error, ENGINES_FAULT) and not self._is_own:
+                if isinstance(error, (*ENGINES_FAULT, *LACKING)) and not self._is_own:
                     self.observe(is_ok=False)
                 if is_last or self._is_own or not self._falls_through(error):
                     raise
@@ -170,9 +176,11 @@ class _Course:
         scorers = self._routing.scorers.get(route.model)
         if is_draft and scorers is not None and scorers.wants_logprobs:
             asked = msgspec.structs.replace(asked, logprobs=True)
-        reason = self._decision.reason if number == 1 else f"number {number} in order: the one before gave no answer"
-        shown = tuple(map(msgspec.to_builtins, self._decision.candidates)) if number == 1 else ()
-        why = Routed("", "", reason, route=route.model, attempt=number, candidates=shown)
+        reason = self._decision.reason if number == 1 else f"number {number} in order: the one before was given up"
+        why = Routed("", "", reason, route=route.model, attempt=number)
+        if number == 1:
+            shown = tuple(map(msgspec.to_builtins, self._decision.candidates))
+            why = msgspec.structs.replace(why, candidates=shown, facts=msgspec.to_builtins(self._decision.facts))
         note_engine(asked, flight, stages, why)
         attempt = await prepare(asked, flight, stages, stages.engines[self._model])
         account = await self._hold(stack, attempt)
@@ -258,7 +266,8 @@ class _Course:
         drafts = drafts_of(drafted, attempt.job.num_choices)
         verdict = Verdict(accepted=False, verdicts={"answer": "rejected: empty"})
         for draft in drafts:
-            verdict = await scorers.judge(self._request, draft, self._routing.asides)
+            self._num_judged += 1  # of all engines and choices: each judge has a row of its own
+            verdict = await scorers.judge(self._request, draft, self._routing.asides, self._num_judged)
             cost += verdict.judge_microusd
             if not verdict.accepted:
                 break

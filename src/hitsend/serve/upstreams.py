@@ -22,12 +22,12 @@ from hitsend.core.errors import ConfigError, ServeError
 from hitsend.core.request import Request
 from hitsend.core.vocabulary import Vocabulary
 from hitsend.serve.chat.checkpoint import CheckpointFiles, can_count
-from hitsend.serve.chat.handover import Counter, Handover, refuse
+from hitsend.serve.chat.handover import Counter, Handover, check, handed_over, refuse
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.openai import OpenAIEngine
-from hitsend.serve.engine.openai_body import template_arguments, told_tools
+from hitsend.serve.engine.openai_body import asked, template_arguments, told_tools
 from hitsend.serve.engine.protocol import Engine
 from hitsend.serve.engine.terms import Terms, addresses, kind_of
 from hitsend.serve.usage.pricing import Price
@@ -98,6 +98,9 @@ class OwnText:
     ) -> Prompt:
         """As `TextChild.prepare`. Raises InvalidRequest for a model that is rendered elsewhere."""
         terms = self._handovers.get(request.model)
+        if terms is not None and isinstance(terms.counter, OwnCount):
+            told = handed_over(request, terms, check(request, terms, set(asked(request))))
+            return await terms.counter.prepared(told, wants_text=wants_text)
         if terms is not None:
             refuse(request, terms)
         text = self._of(request.model)
@@ -142,7 +145,7 @@ def build_upstreams(settings: Settings, clock: Clock, on_tokens: Callable[[str, 
 
 
 class OwnCount:
-    """An upstream's prompts counted here, by the tokenizer and template of the checkpoint that it serves."""
+    """An upstream's prompts counted and shown here, by the tokenizer and template of the checkpoint that it serves."""
 
     def __init__(self, text: TextChild, terms: Terms) -> None:
         self._text = text
@@ -153,15 +156,18 @@ class OwnCount:
         try:
             if request.prompts:
                 return sum([await self._of_prompt(prompt) for prompt in request.prompts])
-            known = {*self._text.facts.template_variables, "enable_thinking"}
-            arguments = template_arguments(request, self._terms)
-            told = {name: value for name, value in arguments.items() if name in known}
-            request = msgspec.structs.replace(request, template_kwargs=told)
-            tools = None if self._terms.profile.prompts_as_here else told_tools(request, self._terms)
-            prompt = await self._text.prepare(request, tools=tools, only_counts=True)
+            return (await self.prepared(request, only_counts=True)).num_tokens
         except ServeError:
             return None
-        return prompt.num_tokens
+
+    async def prepared(self, request: Request, *, wants_text: bool = False, only_counts: bool = False) -> Prompt:
+        """The prompt as the upstream's template makes it. Raises as `TextChild.prepare`."""
+        known = {*self._text.facts.template_variables, "enable_thinking"}
+        arguments = template_arguments(request, self._terms)
+        told = {name: value for name, value in arguments.items() if name in known}
+        request = msgspec.structs.replace(request, template_kwargs=told)
+        tools = None if self._terms.profile.prompts_as_here else told_tools(request, self._terms)
+        return await self._text.prepare(request, wants_text=wants_text, tools=tools, only_counts=only_counts)
 
     async def _of_prompt(self, prompt: str | tuple[int, ...]) -> int:
         return len(await self._text.tokenize(prompt, add_special=True) if isinstance(prompt, str) else prompt)
@@ -231,7 +237,10 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
     _check_count(one, where, has_model=settings.engine.model != NO_MODEL)
     urls = addresses(one)
     if not urls or len(set(urls)) != len(urls):
-        raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls")
+        also = ", or account_id" if isinstance(one, WorkersAISettings) else ""
+        raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls{also}")
+    if one.hedge_after_s and len(urls) < 2:
+        raise ConfigError(f"{where}.hedge_after_s: needs several base_urls")
     if strays := set(one.draining) - set(urls):
         raise ConfigError(f"{where}.draining: {min(strays)} is none of its base_urls")
 

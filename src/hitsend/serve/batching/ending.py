@@ -19,14 +19,20 @@ from hitsend.serve.usage.batches import Batch, BatchStore, Files
 from hitsend.serve.usage.files import FileStore, StoredFile
 
 OUTPUT = "batch_output"
+_LINE_ENDS = "\x85\u2028\u2029"
+"""That JSON leaves as they are; all others it escapes anyway."""
 EXPIRED = {"code": "batch_expired", "message": "the batch's completion window was over before this line began"}
 
 
 def answer_line(batch_id: str, number: int, custom_id: str, response: dict[str, object] | None, error: object) -> bytes:
-    """One line of an output or error file."""
-    return msgspec.json.encode(
+    """One line of an output or error file; also to `splitlines`, which ends lines at more than `\\n`."""
+    line = msgspec.json.encode(
         {"id": f"batch_req_{batch_id[6:]}_{number}", "custom_id": custom_id, "response": response, "error": error}
     )
+    for char in _LINE_ENDS:
+        if (written := char.encode()) in line:
+            line = line.replace(written, f"\\u{ord(char):04x}".encode())
+    return line
 
 
 class Ending:

@@ -17,6 +17,10 @@ class Labelled(msgspec.Struct, frozen=True):
     is_good: bool
 
 
+LEAST = -100.0
+"""What `cascade.min_logprob` may be at least; above 0 a mean comes by rounding only."""
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """Counts of the sample. `min_logprob` None: nothing may be accepted. Shares: `accepted` of all, `wrong` of the
     accepted, `missed` of the good ones that are escalated all the same.
@@ -45,7 +49,7 @@ def calibrate(samples: Sequence[Labelled], max_wrong: float) -> Calibration:
     threshold, accepted, wrong = best
     good = sum(one.is_good for one in samples)
     return Calibration(
-        min_logprob=threshold,
+        min_logprob=None if threshold is None else min(max(threshold, LEAST), 0.0),
         num_samples=len(samples),
         num_good=good,
         num_accepted=accepted,

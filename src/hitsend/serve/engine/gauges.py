@@ -6,12 +6,13 @@ name (one per engine of a data-parallel server) are added, shares are taken at t
 if it weren't there. Next: `replicas.py`.
 """
 
-import math
 import re
 
 import msgspec
 
 MAX_METRICS_BYTES = 4 * 1024 * 1024
+MOST = 1e15
+"""A larger figure is a mistake, and several of them would add up to none."""
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})? ([^ \n]+)", re.MULTILINE)
 
 
@@ -51,4 +52,4 @@ def _number(written: bytes) -> float | None:
         value = float(written)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= MOST else None

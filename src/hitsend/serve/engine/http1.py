@@ -52,7 +52,7 @@ class Wire(asyncio.Protocol):
         """httptools: a piece of the body. The list's own function, because a stream has one for each of its events."""
         self._num_unread = 0
         self._is_patient = False
-        self._num_head = 0
+        self._num_head = self._num_headers = 0
         self._has_head = False
         self._is_whole = True
         self._ends_with_connection = False
@@ -84,7 +84,8 @@ class Wire(asyncio.Protocol):
         """Send it, and wait for the answer's head. Raises LineFailed."""
         self._parser = httptools.HttpResponseParser(self)
         self._is_whole = self._has_head = self._ends_with_connection = False
-        self._num_head, self._num_unread, self.status, self.headers = 0, 0, 0, {}
+        self._num_head = self._num_headers = self._num_unread = self.status = 0
+        self.headers = {}
         self._is_patient = False
         if self._fault is None:
             self._transport.write(message)
@@ -206,12 +207,16 @@ class Wire(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: of several of one name, the first counts."""
+        self._num_headers += len(name) + len(value)
         if not self._is_whole:
             self.headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """httptools: a head is there; 1xx only announces another one."""
         if self._is_whole:
+            return
+        if self._num_headers > MAX_HEAD_BYTES:  # it came in one piece
+            self._break("long head")
             return
         status = self._parser.get_status_code()
         if 100 <= status < 200:

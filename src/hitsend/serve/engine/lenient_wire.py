@@ -6,6 +6,8 @@ changes nothing; a stream of `response` frames has no finish reason, so [DONE] e
 breaks off before is an error here as everywhere. Next: `openai.py`.
 
     {"response": "…", "usage": {…}}                      a frame, or the whole answer
+    {"response": {"a": 1}}                               an answer to a response_format, already read (its JSON mode)
+    {"response": "", "finish_reason": "length"}          an end that is told after all
     {"response": null, "tool_calls": [{"name", "arguments": {…}}]}
     {"choices": [{"delta": {"content": 42}}]}            a number that should have been a string
     {"result": {…}, "success": true, "errors": []}       the envelope around a whole answer
@@ -23,9 +25,12 @@ from hitsend.serve.engine.openai_wire import (
     ChunkReader,
     DeltaIn,
     LogprobsIn,
+    PartIn,
     Unreadable,
 )
 from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
+
+_NULL = msgspec.Raw(b"null")
 
 
 class _In(msgspec.Struct, frozen=True):
@@ -46,29 +51,32 @@ class _CallIn(_In, frozen=True):
 
 
 class _DeltaIn(_In, frozen=True):
-    content: msgspec.Raw = msgspec.Raw(b"null")
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
+    content: msgspec.Raw = _NULL
+    reasoning_content: msgspec.Raw = _NULL
+    reasoning: msgspec.Raw = _NULL
+    refusal: msgspec.Raw = _NULL
     tool_calls: tuple[_CallIn, ...] | None = None
 
 
 class _ChoiceIn(_In, frozen=True):
-    index: int = 0
+    index: int | None = 0
     delta: _DeltaIn | None = None
     message: _DeltaIn | None = None
+    text: msgspec.Raw = _NULL
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
+    usage: Any = None
 
 
 class _ChunkIn(_In, frozen=True):
     choices: tuple[_ChoiceIn, ...] | None = None
-    response: msgspec.Raw = msgspec.Raw(b"null")
+    response: msgspec.Raw = _NULL
     tool_calls: tuple[_CallIn, ...] | None = None
+    finish_reason: str | None = None
     usage: Any = None
     error: Any = None
     errors: Any = None
-    result: msgspec.Raw = msgspec.Raw(b"null")
+    result: msgspec.Raw = _NULL
     object: Any = None
 
 
@@ -120,27 +128,33 @@ class LenientReader(ChunkReader):
         return ChunkIn((*choices, *legacy), found.usage, found.error or found.errors or None, found.object)
 
     def _choice_of(self, choice: _ChoiceIn) -> ChoiceIn:
-        given = choice.delta or choice.message
-        delta = self._delta_of(given) if given else None
-        return ChoiceIn(choice.index, delta, finish_reason=choice.finish_reason, logprobs=choice.logprobs)
+        delta, message = (None if one is None else self._delta_of(one) for one in (choice.delta, choice.message))
+        return ChoiceIn(
+            choice.index,
+            delta,
+            message,
+            _text(choice.text),
+            choice.finish_reason,
+            choice.logprobs,
+            usage=choice.usage,
+        )
 
     def _delta_of(self, given: _DeltaIn) -> DeltaIn:
         return DeltaIn(
-            content=_text(given.content),
-            reasoning_content=given.reasoning_content,
-            reasoning=given.reasoning,
-            refusal=given.refusal,
+            content=_content(given.content),
+            reasoning_content=_text(given.reasoning_content),
+            reasoning=_text(given.reasoning),
+            refusal=_text(given.refusal),
             tool_calls=None if given.tool_calls is None else tuple(self._call_of(call) for call in given.tool_calls),
         )
 
     def _legacy_of(self, found: _ChunkIn) -> tuple[ChoiceIn, ...]:
-        text, calls = _text(found.response), found.tool_calls
-        if found.choices or (text is None and not calls):
+        text, calls = _text(found.response, takes_json=True), found.tool_calls
+        if found.choices or (text is None and not calls and not found.finish_reason):
             return ()
         self._is_legacy = True
-        return (
-            ChoiceIn(0, DeltaIn(content=text, tool_calls=tuple(self._call_of(call) for call in calls or ()) or None)),
-        )
+        delta = DeltaIn(content=text, tool_calls=tuple(self._call_of(call) for call in calls or ()) or None)
+        return (ChoiceIn(0, delta, finish_reason=found.finish_reason),)
 
     def _call_of(self, call: _CallIn) -> CallIn:
         """Older calls have their name outside, arguments as an object, and neither id nor number."""
@@ -161,12 +175,22 @@ def _parsed(document: bytes) -> _ChunkIn:
         raise Unreadable("an event that is no chat completion chunk") from error
 
 
-def _text(raw: msgspec.Raw) -> str | None:
-    """A string as it is, a number or truth value as it was written."""
+def _content(raw: msgspec.Raw) -> str | tuple[PartIn, ...] | None:
+    """A text, or the parts that some send in its place."""
+    if bytes(raw)[:1] != b"[":
+        return _text(raw)
+    try:
+        return msgspec.json.decode(raw, type=tuple[PartIn, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable("text that is no text") from error
+
+
+def _text(raw: msgspec.Raw, *, takes_json: bool = False) -> str | None:
+    """A string as it is, a number or truth value as it was written; so is JSON, where that is what was asked for."""
     written = bytes(raw)
     if written == b"null":
         return None
-    if written[:1] in (b"{", b"["):
+    if written[:1] in (b"{", b"[") and not takes_json:
         raise Unreadable("text that is no text")
     try:
         return msgspec.json.decode(written, type=str) if written[:1] == b'"' else written.decode()

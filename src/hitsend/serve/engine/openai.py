@@ -1,9 +1,10 @@
 """Servers that speak OpenAI's chat API, or nearly, as an engine: takes messages, gives text.
 
 Enters: jobs with a chat. Leaves: generations whose `Delta`s are the upstream's own words. Always true: no task per
-request; a request is repeated at most once, only while nothing of an answer had come, and within the retry budget; a
-stream that ends before every choice did is an error, never a stop; what is billed is the upstream's usage, else our
-count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). Next: `upstream_generation.py`.
+request, but for a hedge; a request is repeated at most once, only while nothing of an answer had come, and within the
+retry budget; a stream that ends before every choice did is an error, never a stop; what is billed is the upstream's
+usage, else our count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). Next:
+`upstream_generation.py`.
 
     what happened upstream                      what the caller gets                  breaker   tried again
     can't be reached, closed unanswered         502 engine_unavailable                failed    yes
@@ -13,7 +14,7 @@ count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). N
     429                                         429 rate_limit_exceeded, Retry-After  -         no
     400, 404, 413, 422                          400 with the upstream's code          ok        no
     401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
-    no event stream, a packed one               500 engine_failed                     failed    no
+    no stream and no answer, a packed one       500 engine_failed                     failed    no
     cut, unreadable, an error in the stream     500 engine_failed, or an error event  failed    no
     too many at once, its queue or KV full      503 server_overloaded: at once, Retry-After
     breaker open, or the day's neurons gone     502 engine_unavailable, 429 insufficient_quota: at once, Retry-After
@@ -41,6 +42,8 @@ from hitsend.serve.engine.vllm_process import VllmProcess
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.settings_upstreams import UpstreamBase, VllmSettings, WorkersAISettings
 
+COUNT_PAUSE_S = 30.0
+"""For which nobody is asked to count prompts who didn't answer that in time."""
 FREE_NEURONS = 10_000
 """Of Workers AI, per UTC day and account; `usage/allowance.py` has the same in its own unit."""
 
@@ -76,6 +79,7 @@ class OpenAIEngine:
         self._is_stopping = False
         self._can_count = self.terms.profile.count_path is not None
         self._closed_until: float | None = None
+        self._counts_again_at = 0.0
         self._facts = _facts_of(settings)
 
     @property
@@ -159,7 +163,7 @@ class OpenAIEngine:
     async def count_prompt(self, request: Request) -> int | None:
         """The prompt's tokens by the upstream's own tokenizer and template; None where it doesn't tell."""
         path = self.terms.profile.count_path
-        if path is None or not self._can_count or request.prompts:
+        if path is None or not self._can_count or request.prompts or self.clock.now() < self._counts_again_at:
             return None
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
@@ -170,7 +174,10 @@ class OpenAIEngine:
             if answer.status != 200 or body is None:
                 return None
             found = msgspec.json.decode(body, type=dict[str, Any]).get(self.terms.profile.count_key)
-        except (LineFailed, ServeError, TimeoutError, msgspec.DecodeError, RecursionError):
+        except TimeoutError:  # one that hangs would hold up every request
+            self._counts_again_at = self.clock.now() + COUNT_PAUSE_S
+            return None
+        except (LineFailed, ServeError, msgspec.DecodeError, RecursionError):
             return None
         return found if isinstance(found, int) and 0 <= found <= MOST_TOKENS else None
 

@@ -57,7 +57,11 @@ def headers_of(request: Request, terms: Terms) -> str:
 
 def affinity(request: Request, salt: bytes) -> str:
     """The same for all requests of one conversation of one tenant, and telling nothing of it."""
-    begin: list[Any] = [_message(message) for message in request.messages[:_AFFINE_MESSAGES]]
+    begin: list[Any] = []
+    for message in request.messages[:_AFFINE_MESSAGES]:
+        begin.append(_message(message))
+        if message.role == "user":  # what comes next is the answer to it, which isn't there in the first round
+            break
     begin += [prompt[:_AFFINE_CHARS] for prompt in request.prompts[:1]]
     return _mac(salt, b"affinity", [list(request.principal.tenant), request.model, begin])
 

@@ -39,10 +39,11 @@ class Unreadable(Exception):
 
 
 class UpstreamSaid(Exception):
-    """The upstream ended its stream with an error of its own."""
+    """The upstream ended its stream with an error of its own: `said` is what it wrote, for its code alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Any = None) -> None:
         super().__init__("an error inside its answer")
+        self.said = said
 
 
 class _In(msgspec.Struct, frozen=True, gc=False):
@@ -162,6 +163,17 @@ class ChunkReader:
             self.fault = fault
         return deltas
 
+    def feed_whole(self, body: bytes) -> list[Delta]:
+        """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
+        try:
+            event = msgspec.json.format(body, indent=-1)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.fault = Unreadable("what is no chat completion")
+            return []
+        deltas = self.feed(b"data: " + event + b"\n\n")
+        self.is_done = True
+        return deltas
+
     def _feed(self, data: bytes, deltas: list[Delta]) -> None:
         events = self._rest + data
         if b"\r" in events:
@@ -223,7 +235,7 @@ class ChunkReader:
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
         if chunk.error or chunk.object == "error":
-            raise UpstreamSaid
+            raise UpstreamSaid(chunk.error)
         for choice in chunk.choices or ():
             index = choice.index or 0
             if not 0 <= index < len(self.counts):

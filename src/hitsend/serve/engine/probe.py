@@ -5,21 +5,25 @@ few tokens; what fails is a fact in the result and never an exception; it goes t
 here works there. Next: `openai.py`.
 """
 
+import asyncio
 from typing import Any
 
 import msgspec
 
-from hitsend.core.errors import ServeError
+from hitsend.core.errors import ModelNotFound, ServeError
 from hitsend.core.events import FirstToken, Sent
 from hitsend.core.request import Message, Request, SamplingParams
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.openai import OpenAIEngine
 from hitsend.serve.engine.profiles import Profile
 from hitsend.serve.engine.protocol import Job
+from hitsend.serve.engine.refusals import LacksModel
 from hitsend.serve.engine.replicas import Replica
 
 ASKED_TOKENS = 16
 MAX_LIST_BYTES = 8 * 1024 * 1024
+LIST_S = 10.0
+"""For the list of models, which needs no model: somebody is waiting."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -46,8 +50,11 @@ async def probe(engine: OpenAIEngine, server: Replica, *, asks: bool) -> Probe:
     """Look at its list of models, then ask for one short answer, if `asks`."""
     profile = engine.terms.profile
     try:
-        answer = await server.line.get(profile.models_path)
-        body = await answer.read_whole(MAX_LIST_BYTES)
+        async with asyncio.timeout(LIST_S):
+            answer = await server.line.get(profile.models_path)
+            body = await answer.read_whole(MAX_LIST_BYTES)
+    except TimeoutError:
+        return Probe(server.url, reaches=False, fault=f"its list of models did not come within {LIST_S:.0f} s")
     except LineFailed as failure:
         return Probe(server.url, reaches=False, fault=str(failure))
     found = Probe(server.url, reaches=True)
@@ -77,7 +84,9 @@ async def _asked(engine: OpenAIEngine, found: Probe) -> Probe:
         finally:
             await generation.aclose()
     except ServeError as error:
-        return msgspec.structs.replace(found, ttft_ms=ttft_ms, fault=f"{error.code}: {error.message}")
+        hint = f" Is base_url right, and {engine.terms.models[model]} its name there?"
+        fault = f"{error.code}: {error.message}{hint if isinstance(error, LacksModel | ModelNotFound) else ''}"
+        return msgspec.structs.replace(found, ttft_ms=ttft_ms, fault=fault)
     is_given = not generation.produced.is_estimate
     return msgspec.structs.replace(found, authenticates=True, ttft_ms=ttft_ms, gives_usage=is_given)
 

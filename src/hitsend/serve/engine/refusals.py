@@ -9,7 +9,9 @@ is which.
 
 import logging
 import re
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import msgspec
 
@@ -51,11 +53,8 @@ class _ErrorIn(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-class _RefusalIn(_ErrorIn, frozen=True):
-    """The three shapes there are: `error`, Cloudflare's `errors`, or code and type with nothing around them."""
-
-    error: _ErrorIn | str | None = None
-    errors: tuple[_ErrorIn, ...] | None = None
+class LacksModel(InvalidRequest):
+    """The upstream knows nothing under that name or path: to a client a refusal, to a route a reason to go on."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -89,15 +88,25 @@ async def refusal_of(
             answer.close()
             text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
             return Refusal(EngineFailed(text))
-        is_whole = "json" in answer.content_type and (wants_json or profile.is_lenient)
-        if is_whole or (_is_stream(answer) and not wants_json):
-            return None
+        if "json" in answer.content_type or (_is_stream(answer) and not wants_json):
+            return None  # some give an answer whole, whatever they are asked for
         answer.close()
-        return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
+        return streamless(name)
     body = await answer.read_refusal()
     answer.close()
     wait_s = _retry_after_s(answer.headers.get("retry-after"), wall)
     return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
+
+
+def streamless(name: str) -> Refusal:
+    """Of an answer that is neither a stream nor a whole one."""
+    return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
+
+
+def has_choices(body: bytes) -> bool:
+    """Whether a body that is no stream can be an answer."""
+    found = _decoded(body)
+    return isinstance(found, dict) and isinstance(found.get("choices"), list) and bool(found["choices"])
 
 
 def _is_stream(answer: UpstreamAnswer) -> bool:
@@ -106,7 +115,12 @@ def _is_stream(answer: UpstreamAnswer) -> bool:
 
 def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
     """What the profile says of the code in a body; None where it knows none of them."""
-    for error in _errors(body):
+    return meant(_decoded(body), name, profile, wall=wall, wait_s=wait_s)
+
+
+def meant(said: Any, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
+    """The same of what was decoded already: an answer, its `error` or its `errors`."""
+    for error in _errors(said):
         reaction = profile.errors.get(error.code) if isinstance(error.code, int) else None
         if reaction is not None:
             return _reacted(reaction, f"{name} {reaction.why} (code {error.code}).", wall, wait_s)
@@ -154,13 +168,34 @@ def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
     return next(found, None) if status in (400, 422) else None
 
 
-def _errors(body: bytes) -> tuple[_ErrorIn, ...]:
+def _decoded(body: bytes) -> Any:
     try:
-        found = msgspec.json.decode(body, type=_RefusalIn)
+        return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-    own = (found.error,) if isinstance(found.error, _ErrorIn) else ()
-    return (*own, *(found.errors or ()), found)
+        return None
+
+
+def _errors(said: Any) -> Iterator[_ErrorIn]:
+    """Of the shapes there are: `error`, Cloudflare's `errors`, a list, or code and type with nothing around them. What
+    is of no type that can be meant is passed over, and hides nothing of the rest."""
+    if isinstance(said, list):
+        yield from (_error(one) for one in said if isinstance(one, dict))
+    elif isinstance(said, dict):
+        own = said.get("error")
+        yield from (_error(own),) if isinstance(own, dict) else ()
+        yield from _errors(said["errors"]) if isinstance(said.get("errors"), list) else ()
+        yield _error(said)
+
+
+def _error(said: dict[str, Any]) -> _ErrorIn:
+    code, kind, param = (said.get(name) for name in ("code", "type", "param"))
+    if isinstance(code, str) and re.fullmatch(r"[0-9]{1,9}", code):
+        code = int(code)
+    if isinstance(code, float) and code.is_integer():
+        code = int(code)
+    is_one = isinstance(code, str | int) and not isinstance(code, bool)
+    kind, param = (one if isinstance(one, str) else None for one in (kind, param))
+    return _ErrorIn(code if is_one else None, kind, param)
 
 
 def _names_length(body: bytes, profile: Profile) -> bool:
@@ -168,13 +203,13 @@ def _names_length(body: bytes, profile: Profile) -> bool:
 
 
 def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeError:
-    error, *_ = (*_errors(body), _ErrorIn())
+    error = next(_errors(_decoded(body)), _ErrorIn())
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     is_too_long = not _TOO_LONG.isdisjoint(named)
     is_too_long = is_too_long or _names_length(body, profile) or any(words in body for words in _TOO_LONG_WORDS)
-    kind = ContextLengthExceeded if is_too_long else InvalidRequest
+    kind = ContextLengthExceeded if is_too_long else LacksModel if status == 404 else InvalidRequest
     return kind(text, param=param)
 
 

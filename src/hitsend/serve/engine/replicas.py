@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import EngineUnavailable, ServeError, ServerOverloaded
+from hitsend.core.errors import ConfigError, EngineUnavailable, ServeError, ServerOverloaded
 from hitsend.serve.engine.breaker import Breaker, Outcome
 from hitsend.serve.engine.gauges import MAX_METRICS_BYTES, Load, read_load
 from hitsend.serve.engine.http1 import LineFailed
@@ -72,9 +72,12 @@ class Replicas:
 
     def _replica(self, url: str, key: str | None) -> Replica:
         settings = self._settings
-        line = UpstreamLine(
-            url, key, connect_timeout_s=settings.connect_timeout_s, stall_timeout_s=settings.stall_timeout_s
-        )
+        try:
+            line = UpstreamLine(
+                url, key, connect_timeout_s=settings.connect_timeout_s, stall_timeout_s=settings.stall_timeout_s
+            )
+        except ConfigError as error:
+            raise ConfigError(f"engines[{settings.name}].{error}") from None
         breaker = Breaker(
             self._clock,
             failures=settings.breaker_failures,

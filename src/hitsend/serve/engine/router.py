@@ -70,13 +70,14 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """`order` are names of targets; empty where none can serve the request."""
+    """`order` are names of targets; empty where none can serve the request. `facts`: what was known of that."""
 
     route: str
     strategy: str
     order: tuple[str, ...]
     reason: str
     candidates: tuple[Candidate, ...]
+    facts: RequestFacts
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ def decide(facts: RequestFacts, route: RouteSettings, targets: Mapping[str, Targ
     if not route.falls_back and route.strategy != "cascade":
         names = names[:1]
     shown = tuple(_candidate(one, facts, route, moment) for one in listed)
-    return Decision(route.model, route.strategy, names, reason, shown)
+    return Decision(route.model, route.strategy, names, reason, shown, facts)
 
 
 def share_of(request_id: str, route: str) -> float:
@@ -206,8 +207,12 @@ def _cheapest(facts: RequestFacts, _r: RouteSettings, able: Sequence[TargetFacts
 def _fastest(_f: RequestFacts, route: RouteSettings, able: Sequence[TargetFacts], moment: Moment) -> _Chosen:
     since = moment.now - route.figures_window_s
     known = {one.name: ttft_s(one.observed, since) for one in able}
-    order = sorted(able, key=lambda one: known[one.name] or 0.0)
+    failing = {one.name for one in able if error_share([seen for seen in one.observed if seen.at >= since]) == 1.0}
+    # who only fails is measured by nobody's request: it comes last until that is forgotten
+    order = sorted(able, key=lambda one: (one.name in failing, known[one.name] or 0.0))
     best = known[order[0].name]
+    if order[0].name in failing:
+        return order, f"all fail of late: {order[0].name}, the first"
     if best is None:
         return order, f"{order[0].name} has no recent time to the first token, so it is measured"
     return order, f"{order[0].name} has the shortest recent time to the first token: {best * 1000:.1f} ms (median)"

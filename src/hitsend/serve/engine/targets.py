@@ -167,6 +167,9 @@ class Targets:
             raise ConfigError(f"{where}.engines: expected at least one name, each of them once")
         named = [*route.engines, *(one for one in (route.shadow, route.cascade.judge) if one is not None)]
         self.models[route.model] = {name: self._model(name, where) for name in named}
+        models = [self.models[route.model][name] for name in route.engines]
+        if twice := next((one for one in models if models.count(one) > 1), None):
+            raise ConfigError(f"{where}.engines: {twice} stands there twice, once by its engine's name")
         _check(route, where)
         self.routes[route.model] = route
         self.shadows[route.model] = ShadowFigures()

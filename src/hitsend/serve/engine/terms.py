@@ -5,15 +5,18 @@ always said besides. Always true: a field that isn't in `names` never goes out; 
 the body leaves out, because both read the same table. Next: `openai_body.py`.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.profiles import GROUPS, OPENAI_FIELDS, PROFILES, Profile
 from hitsend.settings_upstreams import UpstreamBase, UpstreamSettings, VllmSettings, WorkersAISettings
 
 CLOUDFLARE = "https://api.cloudflare.com/client/v4/accounts/{}/ai"
+_ACCOUNT = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -41,12 +44,14 @@ def kind_of(settings: UpstreamBase) -> str:
 
 
 def addresses(settings: UpstreamBase) -> tuple[str, ...]:
-    """All base URLs, in order; empty where none is set."""
+    """All base URLs, in order; empty where none is set. Raises ConfigError for an account that can't be in one."""
     if settings.base_urls:
         return settings.base_urls
     if settings.base_url:
         return (settings.base_url,)
     if isinstance(settings, WorkersAISettings) and settings.account_id:
+        if not _ACCOUNT.fullmatch(settings.account_id):
+            raise ConfigError(f"engines[{settings.name}].account_id: expected 1 to 64 letters, digits, _ and -")
         return (CLOUDFLARE.format(settings.account_id),)
     return ()
 

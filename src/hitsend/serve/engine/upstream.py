@@ -7,6 +7,7 @@ answer closes its connection unless it was read to its end. Next: `openai.py`.
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from urllib.parse import urlsplit
@@ -17,15 +18,19 @@ from hitsend.serve.engine.http1 import LineFailed, Wire
 KEPT_ALIVE_S = 4.0
 """Shorter than what servers grant (uvicorn: 5 s), so that a connection is rarely closed just when it is used again."""
 MAX_REFUSAL_BYTES = 64 * 1024
+MAX_REFUSAL_S = 5.0
+"""Its status is known: what it says besides isn't worth more of a client's time."""
 
 
 class UpstreamAnswer:
-    """A response whose head is there."""
+    """A response whose head is there. `whole`: its body, where that was read already."""
 
     def __init__(self, wire: Wire, line: "UpstreamLine") -> None:
         self._wire = wire
         self._line = line
         self._is_closed = False
+        self._heard: bytes | LineFailed = b""
+        self.whole: bytes | None = None
         self.status = wire.status
         self.headers = wire.headers
 
@@ -42,20 +47,39 @@ class UpstreamAnswer:
     async def read(self, *, is_patient: bool = False) -> bytes:
         """Whatever has come since the last time, b"" at the end; who `is_patient` waits for a lot or the end. Raises
         LineFailed."""
-        return b"" if self._is_closed else await self._wire.read(is_patient=is_patient)
+        if self._is_closed:
+            return b""
+        heard, self._heard = self._heard, b""
+        if isinstance(heard, LineFailed):
+            raise heard
+        return heard or await self._wire.read(is_patient=is_patient)
+
+    async def hear(self) -> None:
+        """Wait for its first bytes, or for what comes in their place; the next `read` has it."""
+        try:
+            self._heard = await self.read()
+        except LineFailed as failure:
+            self._heard = failure
 
     def unread(self) -> bytes:
         """What has come and was read by nobody."""
-        return b"" if self._is_closed else self._wire.unread()
+        if self._is_closed:
+            return b""
+        heard, self._heard = self._heard, b""
+        return (b"" if isinstance(heard, LineFailed) else heard) + self._wire.unread()
 
     async def read_refusal(self) -> bytes:
-        """A body of bounded size, as far as it comes; never fails."""
+        """A body of bounded size, as far as it comes in a bounded time; never fails. Cancelling it closes it."""
         body = b""
         try:
-            while len(body) < MAX_REFUSAL_BYTES and (data := await self.read()):
-                body += data
-        except LineFailed:
+            async with asyncio.timeout(MAX_REFUSAL_S):
+                while len(body) < MAX_REFUSAL_BYTES and (data := await self.read()):
+                    body += data
+        except (LineFailed, TimeoutError):
             pass
+        except BaseException:
+            self.close()
+            raise
         return body[:MAX_REFUSAL_BYTES]
 
     async def read_whole(self, most_bytes: int) -> bytes | None:
@@ -179,8 +203,19 @@ class UpstreamLine:
             text = "the upstream could not be reached in time"
             raise LineFailed(text, is_unanswered=True, is_timeout=True) from error
         except OSError as error:
-            raise LineFailed("the upstream can't be reached", is_unanswered=True) from error
+            raise LineFailed(f"the upstream can't be reached{_why(error)}", is_unanswered=True) from error
         return wire
+
+
+def _why(error: OSError) -> str:
+    """As far as it is known, and without the address, which is no client's business."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f": its certificate isn't trusted (verify code {error.verify_code})"
+    if isinstance(error, ssl.SSLError):
+        return ": it speaks no TLS there, or none that is known here"
+    if isinstance(error, socket.gaierror):
+        return ": its name has no address"
+    return ": nobody listens there" if isinstance(error, ConnectionRefusedError) else ""
 
 
 def _checked(base_url: str) -> str:
@@ -192,5 +227,5 @@ def _checked(base_url: str) -> str:
     except ValueError:
         is_plain = False
     if not is_plain or "\\" in base_url or not base_url.isascii() or not base_url.isprintable() or " " in base_url:
-        raise ConfigError("engines.base_url: expected http(s)://host[:port]/v1, without user, password, query or #")
+        raise ConfigError("base_url: expected http(s)://host[:port]/v1, without user, password, query or #")
     return base_url.rstrip("/")

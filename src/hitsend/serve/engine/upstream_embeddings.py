@@ -21,7 +21,8 @@ from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.protocol import EngineEvent, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
+from hitsend.serve.engine.upstream import MAX_REFUSAL_BYTES
 from hitsend.serve.engine.upstream_usage import usage_of
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ class UpstreamEmbedding:
                 if isinstance(refusal.error, ContextLengthExceeded):
                     refusal.error.param = "input"
                 return (), status, refusal
-            body = await answer.read_whole(MAX_VECTORS_BYTES)
-            return self._read(body or b""), status, None
+            body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
+            is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
+            refusal = known(body, name, terms.profile, wall=wall) if is_short else None
+            return (() if refusal is not None else self._read(body)), status, refusal
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and status is None
             return (), status, Refusal(broken(failure, name), may_repeat=is_unanswered)

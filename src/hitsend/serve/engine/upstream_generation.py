@@ -16,12 +16,13 @@ from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeo
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
 from hitsend.core.request import Delta, Request, Usage
 from hitsend.serve.engine.breaker import Outcome
+from hitsend.serve.engine.hedge import Asked, Asking, first_to_speak, spoken
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
-from hitsend.serve.engine.openai_wire import ChunkReader
+from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, has_choices, known, meant, refusal_of, streamless
 from hitsend.serve.engine.replicas import Replica
 from hitsend.serve.engine.schema_calls import CallsReader, is_forced
 from hitsend.serve.engine.terms import Terms
@@ -51,13 +52,13 @@ class OpenAIGeneration:
         self._merges = not job.chat.stream
         self._prompts = job.chat.prompts
         self._reader = _reader_of(job, job.chat, terms, merges=self._merges)
-        self._whole: bytes | None = None
         self._events: deque[EngineEvent] = deque()
         self._answer: UpstreamAnswer | None = None
         self._answered_at: float | None = None
         self._error: ServeError | None = None
         self._outcome: Outcome = "left"
         self._has_reached = False
+        self._is_hedged = False
         self._has_first = False
         self._is_over = False
         self._num_bytes = 0
@@ -83,7 +84,9 @@ class OpenAIGeneration:
         """The upstream's usage; as far as it gave none, the prompt's estimate and one token per chunk that came."""
         counts, given = self._reader.counts, self._reader.usage
         is_all = len(counts) == 1 or self._engine.terms.profile.bills_choices
-        is_final = self._reader.is_used_up and self._outcome == "ok" and is_all
+        # who left after the end had come with its bill took nothing from it
+        is_over = self._outcome == "ok" or self._reader.is_finished
+        is_final = self._reader.is_used_up and is_over and is_all
         if is_final and given is not None:
             usage = given
         else:
@@ -137,7 +140,7 @@ class OpenAIGeneration:
         while self._answer is None and not self._is_over:
             self._events.append(Sent(self._now(), 2 if is_again else 1))
             self._has_reached = True
-            answer, refusal = await self._ask()
+            answer, refusal = await self._asked(may_hedge=not is_again)
             status = None if answer is None else answer.status
             if self._was_ended(answer):
                 return
@@ -146,7 +149,8 @@ class OpenAIGeneration:
                 self._events.append(Answered(self._answered_at, status, "ok"))
                 return
             self._has_reached = isinstance(refusal.error, EngineTimeout)  # else it did no work
-            will_retry = refusal.may_repeat and not is_again and self._engine.retries.take()
+            may_repeat = refusal.may_repeat and not (is_again or self._is_hedged)
+            will_retry = may_repeat and self._engine.retries.take()
             self._events.append(Answered(self._now(), status, refusal.error.code, will_retry))
             is_again = True
             if will_retry:
@@ -163,17 +167,48 @@ class OpenAIGeneration:
             answer.close()
         return self._is_over
 
-    async def _ask(self) -> tuple[UpstreamAnswer | None, Refusal | None]:
-        """One attempt."""
+    async def _asked(self, *, may_hedge: bool) -> Asked:
+        """One attempt; or two at once, where the settings say so and the first server is silent."""
+        after_s = self._engine.settings.hedge_after_s
+        if not (after_s and may_hedge):
+            return await self._ask(self._replica)
+        other: list[tuple[Replica, int]] = []
+
+        def second() -> Asking | None:
+            replica = self._engine.another(self._replica)
+            if replica is self._replica or not self._engine.retries.take():
+                return None
+            self._is_hedged = True
+            other.append((replica, replica.enter()))
+            self._events.append(Sent(self._now(), 2))
+            return spoken(self._ask(replica))
+
+        try:
+            heard = await first_to_speak(spoken(self._ask(self._replica)), second, after_s)
+        except BaseException:
+            for replica, ticket in other:
+                replica.leave(ticket, "left")
+            raise
+        for replica, ticket in other:
+            if self._is_over or heard.number == 0:  # ended meanwhile: its own place is given back already
+                replica.leave(ticket, "left" if self._is_over else heard.outcomes[1])
+            else:
+                self._replica.leave(self._ticket, heard.outcomes[0])
+                self._replica, self._ticket = replica, ticket
+        return heard.asked
+
+    async def _ask(self, replica: Replica) -> Asked:
+        """Ask one server."""
         name, profile, wall = self._engine.name, self._engine.terms.profile, self._engine.clock.wall()
         answer: UpstreamAnswer | None = None
         try:
-            line = self._replica.line
-            answer = await line.post(self._path, self._body, self._job.traceparent, headers=self._headers)
+            answer = await replica.line.post(self._path, self._body, self._job.traceparent, headers=self._headers)
             refusal = await refusal_of(answer, name, profile, wall=wall)
             if refusal is None and answer.content_type != "text/event-stream":
-                self._whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
-                refusal = known(self._whole, name, profile, wall=wall)
+                answer.whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
+                refusal = known(answer.whole, name, profile, wall=wall)
+                if refusal is None and not (profile.is_lenient or has_choices(answer.whole)):
+                    refusal = streamless(name)
             if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
                 refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
         except LineFailed as failure:
@@ -190,9 +225,9 @@ class OpenAIGeneration:
             self._ticket = other.enter()
 
     async def _read(self, answer: UpstreamAnswer) -> None:
-        if self._whole is not None and isinstance(self._reader, LenientReader):
-            self._num_bytes += len(self._whole)
-            self._took(self._reader.feed_whole(self._whole), is_at_end=True)
+        if answer.whole is not None:
+            self._num_bytes += len(answer.whole)
+            self._took(self._reader.feed_whole(answer.whole), is_at_end=True)
             return
         try:
             data = await answer.read(is_patient=self._merges and self._has_first)
@@ -208,7 +243,7 @@ class OpenAIGeneration:
         if deltas:
             self._take(deltas)
         if self._reader.fault is not None:
-            self._stop_short(EngineFailed(f"The upstream {self._engine.name} sent {self._reader.fault}."))
+            self._stop_at(self._reader.fault)
         elif self._reader.is_done or is_at_end:
             if self._reader.is_finished:
                 self._end("ok")
@@ -226,7 +261,22 @@ class OpenAIGeneration:
         self._events.extend(msgspec.structs.replace(delta, has_more=True) for delta in deltas)
         self._events.append(last)
 
-    def _stop_short(self, error: ServeError) -> None:
+    def _stop_at(self, fault: Exception) -> None:
+        """An error code that its profile knows means inside of an answer what it means in place of one."""
+        name, engine = self._engine.name, self._engine
+        refusal = None
+        if isinstance(fault, UpstreamSaid):
+            refusal = meant(fault.said, name, engine.terms.profile, wall=engine.clock.wall())
+        if refusal is None:
+            self._stop_short(EngineFailed(f"The upstream {name} sent {fault}."))
+            return
+        if refusal.closed_s is not None:
+            engine.close_for(refusal.closed_s)
+        if not any(self._reader.counts) and self._reader.usage is None:
+            self._has_reached = isinstance(refusal.error, EngineTimeout)  # else it did no work
+        self._stop_short(refusal.error, refusal.outcome)
+
+    def _stop_short(self, error: ServeError, outcome: Outcome = "failed") -> None:
         if self._is_over:  # it was ended meanwhile, and knows why
             return
         # an end that came whole but for its closing words is an end
@@ -234,7 +284,7 @@ class OpenAIGeneration:
             self._end("ok")
             return
         self._error = error
-        self._end("failed")
+        self._end(outcome)
 
 
 def _reader_of(job: Job, request: Request, terms: Terms, *, merges: bool) -> ChunkReader:

@@ -18,6 +18,8 @@ MICRONEURONS = 1_000_000
 FREE_NEURONS_MICRO = 10_000 * MICRONEURONS
 """Per UTC day and account, on both plans."""
 DAY_S = 86_400.0
+HELD_S = 5.0
+"""When to come back where only holds stand in the way: most answers are over by then."""
 
 
 class DayNeurons(msgspec.Struct, frozen=True):
@@ -49,12 +51,19 @@ def check_model(plan: Plan, price: Price, model: str) -> None:
 
 
 def refusal(wanted_micro: int, today: DayNeurons, now: float) -> InsufficientQuota:
-    """What to say when it doesn't fit. `now`: seconds since the epoch; the allowance begins again at 00:00 UTC."""
-    taken = today.used_micro + today.held_micro
+    """What to say when it doesn't fit, and when to come back: never, soon, or when the allowance begins again at 00:00
+    UTC. `now`: seconds since the epoch."""
+    wait_s: float | None = DAY_S - now % DAY_S
+    until = "the day ends at 00:00 UTC"
+    if wanted_micro > FREE_NEURONS_MICRO:
+        wait_s, until = None, "no day has so many: ask for a shorter answer (max_tokens)"
+    elif today.used_micro + wanted_micro <= FREE_NEURONS_MICRO:
+        wait_s, until = HELD_S, "what requests that run hold and don't use comes back"
     return InsufficientQuota(
-        f"Workers AI's free plan: this request may use {_neurons(wanted_micro)} neurons, {_neurons(taken)} of "
-        f"{_neurons(FREE_NEURONS_MICRO)} are used or held today; the day ends at 00:00 UTC",
-        retry_after_s=DAY_S - now % DAY_S,
+        f"Workers AI's free plan: this request may use {_neurons(wanted_micro)} neurons; of "
+        f"{_neurons(FREE_NEURONS_MICRO)} today {_neurons(today.used_micro)} are used and "
+        f"{_neurons(today.held_micro)} held; {until}",
+        retry_after_s=wait_s,
     )
 
 

@@ -27,6 +27,8 @@ MAX_USD_PER_MILLION = 1_000_000
 PICOUSD_PER_MICRONEURON = 11
 """1,000 neurons are USD 0.011."""
 ANY_ENGINE = "*"
+OF_BATCHES = "-batch"
+"""How the id of a lowered price ends."""
 REPEAT = "batch-repeat"
 """The price of what was paid for before."""
 
@@ -154,9 +156,10 @@ class PriceBook:
             return found
         if is_local:
             return LOCAL_FREE
+        own = "prices = { input = …, output = … } to its [[engines]], or " if model in self._elsewhere else ""
         raise ConfigError(
             f"prices: no price for the model {model!r} on {day}, which does not run on this machine; "
-            f'add [[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
+            f'add {own}[[prices]] model = "{model}", input = …, output = … (USD per million tokens; 0 if it is free)'
         )
 
 
@@ -224,7 +227,7 @@ def _discounted(price: Price, share: float) -> Price:
     left = 10_000 - round(share * 10_000)
     cached = price.cached_input_picousd
     return Price(
-        id=f"{price.id}-batch",
+        id=f"{price.id}{OF_BATCHES}",
         input_picousd=price.input_picousd * left // 10_000,
         output_picousd=price.output_picousd * left // 10_000,
         cached_input_picousd=None if cached is None else cached * left // 10_000,

@@ -18,11 +18,13 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import LEDGER, RECORDS
 from hitsend.serve.usage.report import between, read_ledger
 
-_ROW = ("request_id", "model", "engine", "prompt_tokens", "completion_tokens", "cost_microusd", "created_at")
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_microusd")
+_ROW = ("request_id", "model", "engine", *_COUNTS, "created_at", "price_id")
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """One request as it was served. `route`: that it was sent to, None where it named the model itself."""
+    """One request as it was served. `route`: that it was sent to, None where it named the model itself; `facts`: what
+    the route's rule knew of it then."""
 
     request_id: str
     model: str
@@ -35,6 +37,9 @@ class Sent(msgspec.Struct, frozen=True):
     ttft_ms: float | None = None
     wants_thinking: bool = False
     route: str | None = None
+    cached_tokens: int = 0
+    facts: dict[str, Any] | None = None
+    price_id: str = ""
 
 
 async def traffic(database: Database, since: date | None = None, until: date | None = None) -> AsyncGenerator[Sent]:
@@ -67,4 +72,6 @@ def _recorded(body: bytes | None) -> dict[str, Any]:
             found["wants_thinking"] = event["template_kwargs"].get("enable_thinking") is True
         elif event["type"] == "routed":
             found["route"] = event.get("route")
+            if event.get("facts") is not None:
+                found["facts"] = event["facts"]
     return found
