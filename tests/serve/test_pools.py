@@ -78,6 +78,13 @@ async def test_a_model_that_cannot_be_meant_is_named(tmp_path, model, fields, co
         await built(asked, tmp_path)
 
 
+async def test_what_always_stays_counts_also_where_another_engine_has_its_model_s_name(tmp_path, model):
+    asked = tree(pooled("one", model, aliases=("other",)), budget=10**6)
+    default = WorkerConfig("one", model, asked.engine)
+    with pytest.raises(ConfigError, match="'one' takes 525312 bytes .* beside 525312 of what always stays"):
+        await built(asked, tmp_path, default)
+
+
 async def test_adapters_belong_to_a_model_that_is_there(tmp_path):
     of_none, of_main, of_other = (
         settings.AdapterSettings("red", "r.gguf", model=model) for model in (None, "main", "other")

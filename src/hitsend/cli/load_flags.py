@@ -234,7 +234,7 @@ def _shape(given: Given) -> tuple[Shape, bool]:
 
 
 def _traced(given: Given, trace: tuple[Recorded, ...]) -> tuple[Shape, bool]:
-    """A trace says itself how long things are; on top of lengths comes a shared system prompt only where one is asked."""
+    """A trace says itself how long things are; a shared prompt comes on top of its lengths only where one is asked."""
     for name in ("workload", "input", "output", "turns"):
         if getattr(given, name) is not None:
             raise ConfigError(f"flag --{name}={getattr(given, name)}: with --trace the trace says it")

@@ -88,7 +88,7 @@ async def build_pools(
     found = await sizes(configs)
     pool = ModelPool(Pool(settings.engine.memory_budget_bytes, settings.engine.aging_s), clock)
     if default is not None:
-        pool.pin(default.name, found.pop(0).num_bytes)
+        pool.pin("embedded", found.pop(0).num_bytes)  # its engine's name, which no other can have
     local = [
         _build(settings, one, sized, pool, partial(_engine, settings, one, clock, on_step))
         for one, sized in zip(planned, found, strict=True)
