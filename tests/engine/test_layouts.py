@@ -200,6 +200,10 @@ def test_what_a_server_runs_on_is_not_deleted(tmp_path):
     for recipe in ("q8_0", "q4_0"):
         discard(source, models, recipe)
     assert [converted_path(source, models, recipe).exists() for recipe in ("q8_0", "q4_0")] == [True, False]
+    left = converted_path(source, models, "q4_k").with_suffix(".12345.part")
+    left.write_bytes(b"GGUF half")
+    discard(source, models, "q4_k")
+    assert not left.exists()
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):

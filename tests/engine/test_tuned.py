@@ -11,7 +11,7 @@ import pytest
 
 from hitsend.core.clock import SystemClock
 from hitsend.gguf import read_header
-from hitsend.serve.engine.layouts import AS_SHIPPED, converted, measuring_alone
+from hitsend.serve.engine.layouts import AS_SHIPPED, converted, converted_path, measuring_alone
 from hitsend.serve.engine.libllama import open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.measure import Answer, Question, answer, held_texts
@@ -160,6 +160,10 @@ def test_auto_follows_what_was_measured_and_says_so(tmp_path):
     assert said == [
         "layout auto: as shipped: nothing gains 1.05 times within a loss of 1.00% (q4_0 1.60 times at +20.00%)"
     ]
+    left = converted_path(source, tmp_path, "q8_0")  # of a measurement that was killed
+    left.write_bytes(b"GGUF")
+    laid_out(found, tmp_path, settings, lambda _: None)
+    assert not left.exists()
     alone = msgspec.structs.replace(tuned(), rows=(msgspec.structs.replace(SHIPPED, alone=90.0),))
     tuned_file(found, tmp_path, settings).write_bytes(msgspec.json.encode(alone))
     assert laid_out(found, tmp_path, settings, said.append).num_threads_alone == 1

@@ -51,8 +51,11 @@ def _usable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def measuring_alone(models_dir: Path, say: Say) -> Iterator[None]:
-    """One process at a time: two would slow each other, and delete what the other measures. Raises ConfigError."""
+def measuring_alone(models_dir: Path, say: Say | None) -> Iterator[bool]:
+    """One process at a time: two would slow each other, and delete what the other measures. Raises ConfigError.
+
+    Without `say` it doesn't wait for another one: False then, there is one.
+    """
     folder = layouts_dir(models_dir)
     with _usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,9 +64,12 @@ def measuring_alone(models_dir: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if say is None:
+                yield False
+                return
             say(f"another process is measuring for {folder}: waiting until it is done")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield True
 
 
 def hold(source: Path, models_dir: Path, recipe: str) -> None:
@@ -93,8 +99,7 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
     with gate as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
-            for left in target.parent.glob(f"{target.stem}.*.part"):  # of a process that was killed: we have the lock
-                left.unlink(missing_ok=True)
+            _clear(target)
             say(f"layout {recipe}: converting {source.name} once")
             _run(
                 [str(source), str(target), recipe, sha256_of(source, target.parent), *([libllama] if libllama else [])],
@@ -106,12 +111,22 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
     return target
 
 
+def _clear(target: Path) -> None:
+    """What a process that was killed left: for the holder of the lock."""
+    for left in target.parent.glob(f"{target.stem}.*.part"):
+        left.unlink(missing_ok=True)
+
+
 def discard(source: Path, models_dir: Path, recipe: str) -> None:
-    """Delete the converted copy where there is one, and nobody runs on it."""
+    """Delete the converted copy, or what there is of it, where nobody runs on it or makes it."""
     target = converted_path(source, models_dir, recipe)
-    use = target.with_suffix(".use")
-    with contextlib.suppress(OSError), use.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: a server does
+    if not any(target.parent.glob(f"{target.stem}.*")):
+        return
+    use, gate = target.with_suffix(".use"), target.with_suffix(".lock")
+    with contextlib.suppress(OSError), use.open("ab") as used, gate.open("ab") as made:
+        for lock in (used, made):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody does
+        _clear(target)
         target.unlink(missing_ok=True)
         offsets_path(target).unlink(missing_ok=True)
 

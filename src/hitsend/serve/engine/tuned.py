@@ -271,7 +271,7 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
     if layout == AS_SHIPPED:
         return found
     if layout == "auto":
-        result = remembered(found, models_dir, settings) or _measured_once(found, models_dir, settings, say)
+        result = _measured_once(found, models_dir, settings, say)
         chosen = result.choice(settings.layout_max_loss, settings.num_slots)
         say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
         layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
@@ -284,13 +284,16 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
 
 
 def _measured_once(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> Tuned:
-    """Of several starts at the same time one measures; the others wait for what it found."""
-    with measuring_alone(models_dir, say):
-        result = remembered(found, models_dir, settings)
-        if result is not None:
-            return result
-        say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
-        return _tune(found, models_dir, settings, Patience(say, SystemClock(), BOUND_S), is_quick=True, say=say)
+    """Of several starts at the same time one measures, the others wait for it; what a killed one left goes."""
+    result = remembered(found, models_dir, settings)
+    with measuring_alone(models_dir, say if result is None else None) as is_alone:
+        result = result or remembered(found, models_dir, settings)
+        if result is None:
+            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
+            return _tune(found, models_dir, settings, Patience(say, SystemClock(), BOUND_S), is_quick=True, say=say)
+        if is_alone:
+            _tidy(result, Path(found.path), models_dir, settings)
+        return result
 
 
 def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
@@ -309,8 +312,7 @@ def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
     others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
     losses = ("" if row.loss is None else f" at {row.loss:+.2%}" for row in others)
     gains = (f"{row.way.layout} {row.gain_up_to(num_slots):.2f} times" for row in others)
-    told = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True))
-    tried = told or "nothing to try"
+    tried = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True)) or "nothing to try"
     return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({tried}){alone}"
 
 
