@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import ConfigError
+from hitsend.plan.constants import speed_facts
 from hitsend.plan.explain import GIB
 from hitsend.plan.facts import Facts, load_facts
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.logs import question_of, read_logs
 from hitsend.plan.measured import read_measured
 from hitsend.plan.memory import MemoryQuestion, plan_memory
-from hitsend.plan.speed import speed_facts
 from hitsend.plan.speed_check import judge, rows_of
 from hitsend.plan.training import TrainQuestion, plan_train, shape_of_params
 from hitsend.plan.training_text import TrainMoney, train_document

@@ -1,13 +1,15 @@
 """vLLM behind hitsend against vLLM alone: what the edge adds to a first token, and what it leaves of the throughput.
 
-Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--threads N] [--json FILE]
+Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--threads N] [--litellm PROGRAM]
+       [--json FILE]
 Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the same short prompt (vLLM has it in its
 cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
 tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there three times:
 asking vLLM for each prompt's tokens before it holds anything, as by default; counting them by the checkpoint's
 tokenizer.json (`tokenizer`); and with a bound from the bytes (`counts_prompts`). What their flight records say of where
-the time went is printed too. `--threads`: cores on which vLLM computes, else all; with one less than there are, hitsend
-and the client have one that isn't vLLM's.
+the time went is printed too. Beside it, for the first tokens: a forwarder that only passes bytes, which is what any
+program in between costs here, and LiteLLM's proxy where it is given. `--threads`: cores on which vLLM computes, else
+all; with one less than there are, hitsend and the client have one that isn't vLLM's.
 """
 
 import argparse
@@ -26,6 +28,8 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.edge.gateways import ANY_CORE, forwarder, litellm
+from bench.edge.gateways import MODEL as MODEL_ID
 from bench.peers.prepare import MODEL
 from bench.peers.servers import NAME, vllm
 from bench.serving import free_port, machine, measure, wait_ready
@@ -40,6 +44,8 @@ BEHIND = {
     "behind hitsend, prompts by tokenizer.json": f'tokenizer = "{MODEL}"',
     "behind hitsend, prompts by bytes": 'counts_prompts = "bytes"',
 }
+FORWARDER = "behind a bare aiohttp forwarder"
+LITELLM = "behind LiteLLM's proxy"
 Target = tuple[str, str]
 
 
@@ -67,8 +73,9 @@ def in_front_of(url: str, counts: str) -> Iterator[Target]:
 class Line:
     """One connection that stays."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, key: str = "none") -> None:
         self._model = target[1]
+        self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
         self._line = http.client.HTTPConnection(urlsplit(target[0]).netloc, timeout=120)
         self._used_at = 0.0
         self.request_ids: list[str] = []
@@ -81,11 +88,11 @@ class Line:
             self._line.close()
             self._line.connect()
         began = time.perf_counter()
-        self._line.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        self._line.request("POST", "/v1/chat/completions", json.dumps(body), self._headers)
         answer = self._line.getresponse()
         first = None
         while line := answer.readline():
-            if first is None and b'"content":"' in line and b'"content":""' not in line:
+            if first is None and _has_text(line):
                 first = time.perf_counter()
         if answer.status != 200 or first is None:
             raise SystemExit(f"no answer: HTTP {answer.status}")
@@ -108,9 +115,14 @@ class Line:
         return {name: median(times) for name, times in found.items() if times}
 
 
-def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, float]]:
+def _has_text(event: bytes) -> bool:
+    """Whether it brings some of the answer."""
+    bare = event.replace(b'": "', b'":"')
+    return b'"content":"' in bare and b'"content":""' not in bare
+
+
+def first_tokens(lines: dict[str, Line], pairs: int) -> dict[str, dict[str, float]]:
     """Each one's median, and the quartiles of what it took longer than vLLM alone in the same turn."""
-    lines = {name: Line(target) for name, target in targets.items()}
     for line in lines.values():
         for _ in range(3):
             line.first_ms()
@@ -123,20 +135,36 @@ def first_tokens(targets: dict[str, Target], pairs: int) -> dict[str, dict[str, 
         added = sorted(b - a for a, b in zip(found[ALONE], times, strict=True))
         quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
         rows[name] = {"p50_ms": median(times), "added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
-        if name != ALONE:
+        if name in BEHIND:
             rows[name] |= {f"{step}_ms": spent for step, spent in lines[name].steps_ms(pairs).items()}
     print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
     return rows
 
 
-def run(pairs: int, rounds: int, concurrency: int, threads: int = 0) -> dict[str, Any]:
-    """Both measurements against one vLLM; `threads` 0: it computes on all cores."""
+@contextmanager
+def others(url: str, program: str | None) -> Iterator[dict[str, Line]]:
+    """Lines through what else may stand in front of that vLLM."""
+    upstream = urlsplit(url).port or 80
+    with ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        bare = stack.enter_context(forwarder(free_port(), upstream, folder, core=ANY_CORE))
+        lines = {FORWARDER: Line((f"http://127.0.0.1:{bare.port}", NAME))}
+        if program:
+            proxy = stack.enter_context(litellm(free_port(), upstream, folder, program, core=ANY_CORE, model=NAME))
+            lines[LITELLM] = Line((f"http://127.0.0.1:{proxy.port}", MODEL_ID), proxy.key)
+        yield lines
+
+
+def run(pairs: int, rounds: int, concurrency: int, *, threads: int = 0, program: str | None = None) -> dict[str, Any]:
+    """Both measurements against one vLLM; `threads` 0: it computes on all cores. `program`: LiteLLM's."""
     threads = threads or os.cpu_count() or 1
     with ExitStack() as stack:
         alone = stack.enter_context(vllm(threads))
         targets = {ALONE: alone}
         targets |= {name: stack.enter_context(in_front_of(alone[0], counts)) for name, counts in BEHIND.items()}
-        firsts = first_tokens(targets, pairs)
+        lines = {name: Line(target) for name, target in targets.items()}
+        with others(alone[0], program) as more:
+            firsts = first_tokens(lines | more, pairs)
         speeds: dict[str, list[float]] = {name: [] for name in targets}
         for number in range(rounds):
             for name in targets if number % 2 == 0 else reversed(targets):
@@ -155,8 +183,9 @@ def show(found: dict[str, Any]) -> None:
     for name, first in found["first_tokens"].items():
         quartiles = f"{first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f}"
         added = "" if name == ALONE else f"{first['added_p50_ms']:.2f} ({quartiles})"
-        speed, share = median(found["tokens_per_s"][name]), found["shares"][name]
-        print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed:.1f} | {share:.1%} |")
+        speeds = found["tokens_per_s"].get(name)
+        speed = f"{median(speeds):.1f} | {found['shares'][name]:.1%}" if speeds else "|"
+        print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed} |")
     print(f"\n| ms until, by the records | {' | '.join(STEPS)} |\n|---|{'---|' * len(STEPS)}")
     for name in BEHIND:
         spent = (found["first_tokens"][name].get(f"{step}_ms") for step in STEPS)
@@ -171,9 +200,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--litellm", metavar="PROGRAM")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
-    found = run(asked.pairs, asked.rounds, asked.concurrency, asked.threads)
+    found = run(asked.pairs, asked.rounds, asked.concurrency, threads=asked.threads, program=asked.litellm)
     show(found)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1))

@@ -25,6 +25,7 @@ import psutil
 MODEL = "bench"
 KEY = "sk-bench-1234567890"
 GATEWAY_CORE, OTHER_CORE = "0", "1"
+ANY_CORE = f"0-{(os.cpu_count() or 1) - 1}"
 START_S = 60
 TASKSET = shutil.which("taskset") or "taskset"
 MANY = "100000000"
@@ -134,11 +135,11 @@ def _command(folder: Path, environment: dict[str, str], words: list[str]) -> str
 
 
 @contextmanager
-def forwarder(port: int, upstream: int, folder: Path) -> Iterator[Gateway]:
+def forwarder(port: int, upstream: int, folder: Path, *, core: str = GATEWAY_CORE) -> Iterator[Gateway]:
     """Nothing but bytes."""
     words = [sys.executable, "-m", "bench.edge.forwarder", str(port), f"http://127.0.0.1:{upstream}"]
     log = folder / "forwarder.log"
-    with started(words, GATEWAY_CORE, log) as pid:
+    with started(words, core, log) as pid:
         wait_for(f"http://127.0.0.1:{port}/", log)
         yield Gateway("bare aiohttp forwarder", port, "none", pid)
 
@@ -171,11 +172,13 @@ spend = Spend()
 
 
 @contextmanager
-def litellm(port: int, upstream: int, folder: Path, binary: str) -> Iterator[Gateway]:
-    """Its proxy, one worker."""
+def litellm(
+    port: int, upstream: int, folder: Path, binary: str, *, core: str = GATEWAY_CORE, model: str = "mock"
+) -> Iterator[Gateway]:
+    """Its proxy, one worker. `model`: what the upstream calls it."""
     (folder / "edge_hooks.py").write_text(_AUTH.replace("KEY", KEY).replace("FILE", repr(str(folder / "spend.jsonl"))))
     (folder / "litellm.yaml").write_text(
-        f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/mock\n"
+        f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{model}\n"
         f"      api_base: http://127.0.0.1:{upstream}/v1\n      api_key: none\n"
         "      input_cost_per_token: 0.0000005\n      output_cost_per_token: 0.0000015\n"
         "general_settings:\n  custom_auth: edge_hooks.check\nlitellm_settings:\n  callbacks: edge_hooks.spend\n"
@@ -185,7 +188,7 @@ def litellm(port: int, upstream: int, folder: Path, binary: str) -> Iterator[Gat
     environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR"}
     environment |= {"PYTHONPATH": str(folder), "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(32)}"}
     log = folder / "litellm.log"
-    with started(words, GATEWAY_CORE, log, environment) as pid:
+    with started(words, core, log, environment) as pid:
         wait_for(f"http://127.0.0.1:{port}/health/liveliness", log)
         yield Gateway("LiteLLM proxy", port, KEY, pid)
 

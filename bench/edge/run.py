@@ -140,7 +140,7 @@ def main() -> None:
     result = run(asked.rounds, binary, asked.data, asked.memory)
     show(result)
     if "vLLM" in there() and not asked.without_vllm:
-        result["vllm"] = behind.run(100, asked.rounds, 8)
+        result["vllm"] = behind.run(100, asked.rounds, 8, program=asked.litellm)
         behind.show(result["vllm"])
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))

@@ -197,9 +197,8 @@ async def test_a_database_that_fails_keeps_the_last_known_keys(tmp_path):
     async with access(tmp_path) as (store, authenticator):
         made = await store.create(ALICE)
         await authenticator.refresh()
-        async with store._database.writing() as connection:
-            await connection.exec_driver_sql("UPDATE access_changes SET version = version + 1")
-            await connection.exec_driver_sql("ALTER TABLE keys RENAME TO lost")
+        for statement in ("UPDATE access_changes SET version = version + 1", "ALTER TABLE keys RENAME TO lost"):
+            await store._database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
         task = asyncio.create_task(authenticator._keep_fresh())
         await asyncio.sleep(1.2)
         assert not task.done()

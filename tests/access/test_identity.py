@@ -206,11 +206,9 @@ async def test_uses_that_could_not_be_written_are_kept_for_later(tmp_path):
     async with access(tmp_path) as at:
         made = await at.keys.create(KeyOwner("k"))
         assert await at.ask(made.key)
-        async with at.database.writing() as connection:
-            await connection.exec_driver_sql("ALTER TABLE keys RENAME TO lost")
+        await at.database.write(lambda c: c.exec_driver_sql("ALTER TABLE keys RENAME TO lost"))
         await at.auth._write_uses()
-        async with at.database.writing() as connection:
-            await connection.exec_driver_sql("ALTER TABLE lost RENAME TO keys")
+        await at.database.write(lambda c: c.exec_driver_sql("ALTER TABLE lost RENAME TO keys"))
         await at.auth._write_uses()
         assert (await at.keys.get(made.id)).last_used_at == at.clock.wall()
 

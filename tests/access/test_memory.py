@@ -54,7 +54,6 @@ async def test_a_restart_forgets_no_spending_of_any_level(url):
 
 async def test_a_ledger_that_is_away_is_said_so(tmp_path):
     async with storage(database_url(None, tmp_path)) as opened:
-        async with opened.database.writing() as connection:
-            await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere")
+        await opened.database.write(lambda c: c.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere"))
         with pytest.raises(StorageFailed, match="org acme"):
             await Spending(opened.database).spent_microusd(org(), "2027-01-15")

@@ -79,7 +79,7 @@ async def test_a_server_without_books_has_no_such_routes():
 
 
 async def test_a_ledger_that_cannot_be_read_is_said(edge):
-    async with edge.app._services.books.statement.args[0].writing() as connection:
-        await connection.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere")
+    database = edge.app._services.books.statement.args[0]
+    await database.write(lambda c: c.exec_driver_sql("ALTER TABLE ledger RENAME TO elsewhere"))
     answer = await edge.ask(f"/admin/usage?from={date(2026, 1, 1)}")
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "storage_failed")

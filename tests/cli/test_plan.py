@@ -102,6 +102,7 @@ def test_new_documents_have_the_keys_that_the_text_shows(tmp_path):
     assert [one["keeps_slo"] for one in found] == sorted((one["keeps_slo"] for one in found), reverse=True)
 
 
+@pytest.mark.slow  # two fleets simulated
 def test_a_fleet_is_told_in_words_and_as_json():
     found = json.loads(run(*shlex.split(FLEET), "--json"))
     assert "goodput by rate on one replica:" in found["explain"]
@@ -139,6 +140,16 @@ def test_a_measurement_makes_the_interval_narrower(tmp_path):
     told = found["calibration"]
     assert told["tpot_width_after"] < told["tpot_width_before"]
     assert any(line.startswith("calibration: TPOT") for line in found["explain"])
+    assert (told["is_near"], told["octaves"]["all"], told["measure_instead"]) == (True, 0, None)
+    far = shlex.split(SHOWN["speed"].replace("--input 1024", "--input 8192").replace("--batch 16", "--batch 2"))
+    told = json.loads(run(*far, "--calibrate", str(file), "--json"))["calibration"]
+    assert (told["is_near"], told["octaves"]) == (False, {"concurrency": 3, "input": 3, "output": 0, "all": 6})
+    assert told["nearest"] == {"concurrency": 16, "input": 1024, "output": 1024}
+    assert told["measure_instead"] == {"concurrency": 2, "input": 8192, "output": 1024}
+    assert told["typical_ttft_error"] > found["calibration"]["typical_ttft_error"]
+    text = run(*far, "--calibrate", str(file))
+    assert "measured: 16 at once, 1,024 in, 1,024 out, 6.0 octaves from what is asked" in text
+    assert "hitsend load --concurrency 2 --input 8192 --output 1024 --json" in text
     file.write_text("{}")
     with pytest.raises(ConfigError, match="--calibrate"):
         run(*shlex.split(SHOWN["speed"]), "--calibrate", str(file))
@@ -152,7 +163,7 @@ def test_a_measurement_makes_the_interval_narrower(tmp_path):
         ("speed --model Qwen3-8B --gpu H100 --output 1", "--output is 1, needed is 2 or more"),
         ("memory --model Qwen3-8B --max-num-seqs 8 --max-num-batched-tokens 4", "--max-num-batched-tokens is 4, vLLM"),
         ("memory --model Qwen3-8B --gpu H100 --engine-version banana", "--engine-version is 'banana', needed is a"),
-        ("rent-or-buy --dedicated-cost 5 --price 1/2 --ops-cost -5", "--ops-cost is -5.0, needed is 0 or more"),
+        ("rent-or-buy --dedicated-cost 5 --price 1/2 --ops-cost -5", "--ops-cost is -5.0, needed is 0 to 1,000"),
         ("speed --model Qwen3-8B --gpu H100 --engine none", "--engine none"),
         ("speed --model Llama-3.1-70B --gpu 4090", "doesn't fit on 1 x NVIDIA RTX 4090"),
         ("compare --model Qwen3-8B --slo-ttft -2", "--slo-ttft -2"),
@@ -163,6 +174,12 @@ def test_a_measurement_makes_the_interval_narrower(tmp_path):
         ("fleet --peak-rps 1 --slo-ttft 1s --slo-tpot 1s --timing 1,2", "--timing 1,2"),
         ("fleet --peak-rps 0 --slo-ttft 1s --slo-tpot 1s --timing 1,1,1", "--peak-rps is 0"),
         ("check-speed /nowhere.csv", "can't read"),
+        ("rent-or-buy --dedicated-cost inf --price 1/2", "--dedicated-cost is inf, needed is above 0"),
+        ("rent-or-buy --dedicated-cost 5 --price 1/2 --requests 0", "--requests is 0, needed is above 0"),
+        ("rent-or-buy --dedicated-cost 5 --price 1/2 --cached-share nan", "--cached-share is nan, needed is 0 to 1"),
+        ("train --params 7B --mfu 0", "--mfu is 0.0, needed is 0.0001 to 1"),
+        ("train --params 1e308", "--params 1e308: needed is above 0 and at most 1e+18"),
+        ("train --params 7B --usd-per-gpu-hour nan", "--usd-per-gpu-hour is nan, needed is 0 to 1,000,000,000"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(words, said):
@@ -246,6 +263,9 @@ def test_a_tokenizer_file_needs_its_library_or_is_read(tmp_path):
         run("tokens", str(tmp_path / "a.txt"), "--tokenizer", str(tmp_path / "none.json"))
     with pytest.raises(CallFailed, match="can't read"):
         run("tokens", str(tmp_path / "none.txt"))
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(CallFailed, match="there is no text in it"):
+        run("tokens", str(tmp_path / "empty.txt"))
 
 
 @pytest.mark.model
@@ -260,3 +280,11 @@ def test_texts_are_counted_by_the_tokenizer_that_serves(tmp_path):
     assert german["input_usd"] == pytest.approx(german["tokens"] * 0.45e-6)
     assert sum(group["tokens"] for group in found["groups"]) == english["tokens"] + german["tokens"]
     assert "de prose" in run(*words)
+
+
+def test_the_planner_starts_without_the_libraries_of_servers():
+    """They are most of half a second; the planner alone is a tenth."""
+    heavy = "{'numpy', 'aiohttp', 'llguidance', 'sqlite3', 'uvicorn'}"
+    code = f"import sys, hitsend.cli.plan; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

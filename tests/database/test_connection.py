@@ -3,6 +3,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from importlib.resources import files
 
 import pytest
@@ -22,9 +23,8 @@ async def test_a_new_database_is_private_whatever_the_umask(tmp_path):
     try:
         folder = tmp_path / "with space and %"
         database = await Database.open(database_url(None, folder))
-        async with database.writing() as connection:
-            await connection.exec_driver_sql("DELETE FROM holds")
-            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        await database.write(lambda c: c.exec_driver_sql("DELETE FROM holds"))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
         await database.close()
     finally:
         os.umask(before)
@@ -38,9 +38,19 @@ async def test_commits_are_on_disk_and_writers_do_not_block_readers(tmp_path):
     async with database.reading() as connection:
         assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
         assert (await connection.exec_driver_sql("PRAGMA synchronous")).scalar() == 2
-    async with database.writing() as writing, database.reading() as reading:
-        await writing.exec_driver_sql("DELETE FROM holds")
+    is_writing, was_read = threading.Event(), threading.Event()
+
+    def write(connection):
+        connection.exec_driver_sql("DELETE FROM holds")
+        is_writing.set()
+        return was_read.wait(60)
+
+    writing = asyncio.create_task(database.write(write))
+    assert await asyncio.to_thread(is_writing.wait, 60)
+    async with database.reading() as reading:
         assert (await reading.execute(select(KEYS))).all() == []
+    was_read.set()
+    assert await writing
     await database.close()
 
 
@@ -56,15 +66,14 @@ async def test_the_migrations_build_exactly_the_tables_of_the_schema(tmp_path):
 async def test_a_failed_write_leaves_no_trace(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
 
-    async def fail():
-        async with database.writing() as connection:
-            await connection.exec_driver_sql(
-                "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
-            )
-            raise KeyError
+    def fail(connection):
+        connection.exec_driver_sql(
+            "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
+        )
+        raise KeyError
 
     with pytest.raises(KeyError):
-        await fail()
+        await database.write(fail)
     async with database.reading() as connection:
         assert (await connection.execute(select(KEYS))).all() == []
     await database.close()
@@ -72,8 +81,7 @@ async def test_a_failed_write_leaves_no_trace(tmp_path):
 
 async def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
-    async with database.writing() as connection:
-        await connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    await database.write(lambda c: c.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
     await database.close()
     with pytest.raises(ConfigError, match="another version of hitsend"):
         await Database.open(database_url(None, tmp_path))
@@ -114,6 +122,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow  # a Python started for each process
 async def test_processes_that_create_it_at_once_all_succeed_and_later_ones_skip_alembic(tmp_path):
     racing = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", _OPEN, str(tmp_path), stdout=subprocess.PIPE)
@@ -136,9 +145,12 @@ def _downgrade(connection, revision):
 async def test_keys_of_the_schema_before_stay_good_as_callers_without_limits(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
     insert = "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1.0)"
-    async with database.writing() as connection:
-        await connection.run_sync(_downgrade, "0002")
-        await connection.exec_driver_sql(insert)
+
+    def write(connection):
+        _downgrade(connection, "0002")
+        connection.exec_driver_sql(insert)
+
+    await database.write(write)
     await database.close()
     database = await Database.open(database_url(None, tmp_path))
     async with database.reading() as connection:

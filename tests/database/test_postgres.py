@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -37,13 +38,13 @@ def fragile(postgres_server):
         yield server
 
 
-async def one(connection):
-    return (await connection.execute(text("SELECT 1"))).scalar()
+def one(connection):
+    return connection.execute(text("SELECT 1")).scalar()
 
 
-async def read(database):
+async def read(database, work=one):
     async with database.reading() as connection:
-        return await one(connection)
+        return await connection.run_sync(work)
 
 
 async def answers(database):
@@ -66,17 +67,15 @@ async def opened(url):
                 await asyncio.sleep(0.05)
 
 
-async def cut_inside(database):
-    async with database.writing() as connection:
-        await connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
-        await one(connection)
+def cut_inside(connection):
+    connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    one(connection)
 
 
-async def hang_inside(transaction, server):
-    async with transaction() as connection:
-        await one(connection)
-        with server.frozen():
-            await one(connection)
+def hang_inside(server, connection):
+    one(connection)
+    with server.frozen():
+        one(connection)
 
 
 async def opens(url):
@@ -114,8 +113,7 @@ async def test_a_commit_waits_for_the_disk_whatever_the_server_thinks(postgres_s
     name = url.rpartition("/")[2]
     postgres_server.sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
     database = await Database.open(url)
-    async with database.writing() as connection:
-        assert (await connection.execute(text("SHOW synchronous_commit"))).scalar() == "on"
+    assert await database.write(lambda c: c.execute(text("SHOW synchronous_commit")).scalar()) == "on"
     await database.close()
     assert postgres_server.sql("SHOW synchronous_commit", name).strip() == "off"
 
@@ -124,10 +122,8 @@ async def test_a_reader_sees_one_moment_and_can_not_write(postgres_server):
     database = await Database.open(postgres_server.make("filled"))
     async with database.reading() as reading:
         assert (await reading.execute(text("SELECT count(*) FROM keys"))).scalar() == 0
-        async with database.writing() as writing:
-            await writing.execute(
-                text("INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1)")
-            )
+        insert = "INSERT INTO keys (key_id, salt, digest, key_name, created_at) VALUES ('k', 's', 'd', 'n', 1)"
+        await database.write(lambda c: c.execute(text(insert)))
         assert (await reading.execute(text("SELECT count(*) FROM keys"))).scalar() == 0
     with pytest.raises(Exception, match="read-only"):
         async with database.reading() as reading:
@@ -141,13 +137,11 @@ async def test_a_connection_that_was_cut_is_replaced(postgres_server):
         async with database.reading() as connection:
             pid = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar()
         postgres_server.sql(f"SELECT pg_terminate_backend({pid}, 5000)")
-        async with database.writing() as connection:
-            assert await one(connection) == 1
+        assert await database.write(one) == 1
     with pytest.raises(DatabaseAway):
-        await cut_inside(database)
+        await database.write(cut_inside)
     assert database.fault is not None
-    async with database.reading() as connection:
-        assert await one(connection) == 1
+    assert await read(database) == 1
     assert database.fault is None
     await database.close()
 
@@ -175,9 +169,9 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_set(fragile):
 async def test_a_server_that_hangs_inside_a_transaction_is_left(fragile):
     database = await opened(fragile.url())
     async with asyncio.timeout(180):
-        for write in (database.reading, database.writing):
+        for transact in (partial(read, database), database.write):
             with pytest.raises(DatabaseAway):
-                await hang_inside(write, fragile)
+                await transact(partial(hang_inside, fragile))
             assert await answers(database) == 1
     await database.close()
 
@@ -187,11 +181,11 @@ async def test_a_lock_that_another_holds_costs_that_one_operation(postgres_serve
     writer = Writer(database)
     writer.start()
 
-    async def locked(connection):
-        await connection.execute(text("SELECT pg_advisory_xact_lock(1)"))
+    def locked(connection):
+        connection.execute(text("SELECT pg_advisory_xact_lock(1)"))
 
-    async with database.writing() as connection:
-        await locked(connection)
+    async with database.reading() as connection:
+        await connection.run_sync(locked)
         ends = await asyncio.gather(*map(writer.submit, (one, locked, one)), return_exceptions=True)
     assert [ends[0], type(ends[1]), ends[2]] == [1, StorageFailed, 1]
     assert await writer.submit(locked) is None

@@ -1,33 +1,36 @@
 import asyncio
 import contextlib
+import sqlite3
+import threading
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from hitsend.core.errors import StorageFailed
-from hitsend.serve.database.connection import Database
+from hitsend.serve.database.connection import FILE_NAME, Database, database_url
 from hitsend.serve.database.writer import Writer
+from hitsend.serve.usage.idempotency import Asked, Claim, IdempotencyStore
+from hitsend.settings import UsageSettings
+from tests.usage.storage import HandClock
 
 
 @contextlib.asynccontextmanager
 async def writing(url):
     database = await Database.open(url)
-    async with database.writing() as connection:
-        await connection.execute(text("CREATE TABLE seen (n INTEGER PRIMARY KEY)"))
+    await database.write(lambda c: c.execute(text("CREATE TABLE seen (n INTEGER PRIMARY KEY)")))
     writer = Writer(database)
     writer.start()
     try:
         yield writer, database
     finally:
         await writer.stop()
-        async with database.writing() as connection:
-            await connection.execute(text("DROP TABLE seen"))
+        await database.write(lambda c: c.execute(text("DROP TABLE seen")))
         await database.close()
 
 
 def insert(number):
-    async def operation(connection):
-        await connection.execute(text("INSERT INTO seen VALUES (:n)"), {"n": number})
+    def operation(connection):
+        connection.execute(text("INSERT INTO seen VALUES (:n)"), {"n": number})
         return number
 
     return operation
@@ -46,8 +49,8 @@ async def test_many_operations_share_a_commit(url):
 
 
 async def test_a_bad_operation_ends_nobody_elses(url):
-    async def broken(connection):
-        await connection.execute(text("INSERT INTO seen VALUES (1000)"))
+    def broken(connection):
+        connection.execute(text("INSERT INTO seen VALUES (1000)"))
         raise TypeError("a bug")
 
     async with writing(url) as (writer, database):
@@ -137,12 +140,42 @@ async def test_a_closed_database_takes_no_write(tmp_path):
         await database.write(lambda c: c.exec_driver_sql("SELECT 1").scalar())
 
 
-async def test_an_operation_that_raises_a_cancellation_does_not_end_the_writer(url):
-    async def cancelled(_connection):
-        raise asyncio.CancelledError
+@pytest.mark.parametrize("error", [asyncio.CancelledError, StopIteration])
+async def test_an_operation_that_raises_what_futures_take_amiss_does_not_end_the_writer(url, error):
+    def raises(_connection):
+        raise error
 
     async with writing(url) as (writer, database):
         with pytest.raises(StorageFailed):
-            await writer.submit(cancelled)
+            await writer.submit(raises)
         await writer.submit(insert(1))
         assert await seen(database) == [1]
+
+
+async def test_the_write_lock_is_given_back_though_the_event_loop_stands_still(tmp_path):
+    """An operation of several statements has begun, and the loop waits for another connection to have its turn."""
+    database = await Database.open(database_url(None, tmp_path))
+    writer = Writer(database)
+    writer.start()
+    begun = threading.Event()
+
+    def look(_connection, _cursor, statement, *_):
+        if statement.startswith("SELECT idempotency"):
+            begun.set()
+
+    for engine in database.sync_engines:
+        event.listen(engine, "after_cursor_execute", look)
+    try:
+        store = IdempotencyStore(writer, HandClock(), UsageSettings(), "me")
+        claiming = asyncio.create_task(store.claim(Asked("scope", "key", "hash", "r1")))
+        async with asyncio.timeout(60):
+            while not begun.is_set():
+                await asyncio.sleep(0)
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, timeout=10, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert other.execute("SELECT request_id FROM idempotency").fetchall() == [("r1",)]
+            other.execute("ROLLBACK")
+        assert isinstance(await claiming, Claim)
+    finally:
+        await writer.stop()
+        await database.close()

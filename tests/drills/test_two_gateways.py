@@ -50,8 +50,8 @@ async def test_a_hold_from_another_machine_is_recovered_after_its_lease_and_not_
         pid, _ = await at.start(url, str(tmp_path), None)
         await asyncio.sleep(2)
         assert (await ledger(url))[1] == 1
-        async with remote.database.writing() as connection:
-            await connection.exec_driver_sql("UPDATE holds SET lease_until = extract(epoch from now()) + 1")
+        sooner = "UPDATE holds SET lease_until = extract(epoch from now()) + 1"
+        await remote.database.write(lambda c: c.exec_driver_sql(sooner))
         assert await reasons(url, 1) == {"remote": RECOVERED}
         os.kill(pid, signal.SIGTERM)
         assert await at.reap(pid)

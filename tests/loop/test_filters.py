@@ -68,6 +68,7 @@ def test_repeats_are_those_of_the_definition_however_they_came(tokens, breakers,
     assert {t: -float(v) for t, v in enumerate(row) if v} == by_definition(tokens, breakers, allowed)
 
 
+@pytest.mark.slow  # many draws
 @settings(max_examples=200, deadline=None)
 @given(WEIGHTS.filter(lambda weights: weights.sum() > 0), st.sampled_from([0.1, 0.5, 0.9]))
 def test_typical_keeps_the_nearest_to_the_expected_surprise(weights, typical_p):

@@ -40,9 +40,9 @@ def test_the_example_of_the_issue(rate):
     assert cost_document(plan_cost(month(3_000_000), rate))["gross_usd"] == 5460
     plain = cost_document(plan_cost(month(), rate))
     assert (plain["input_usd"], plain["output_usd"], plain["blended_usd"]) == (16.2, 38.4, 21.6)
-    assert plain["blended_verdict"] == "2.5 x too low"
-    assert any("2.5 x too low" in line for line in plain["explain"])
-    assert any("(2.4 x)" in line for line in thinking["explain"])
+    assert plain["blended_verdict"] == "2.5 \u00d7 too low"
+    assert any("2.5 \u00d7 too low" in line for line in plain["explain"])
+    assert any("(2.4 \u00d7)" in line for line in thinking["explain"])
 
 
 def test_what_is_free_depends_on_how_traffic_falls_on_days():

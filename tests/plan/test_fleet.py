@@ -75,6 +75,7 @@ def test_whoever_finds_no_place_counts_as_missed():
     assert not any(Slo(ttft_s=1e9, tpot_s=1e9).is_kept(one) for one in refused)
 
 
+@pytest.mark.slow  # a fleet simulated
 def test_a_plan_keeps_its_goal_and_says_how_sure_it_is():
     plan = plan_fleet(question(usd_per_gpu_hour=2.0), simulate)
     assert plan.slowest_per_s <= plan.per_replica_per_s <= plan.fastest_per_s
@@ -92,6 +93,7 @@ def test_a_plan_keeps_its_goal_and_says_how_sure_it_is():
     assert "replicas" in found["sure"]
 
 
+@pytest.mark.slow  # three fleets simulated
 def test_a_lax_goal_needs_no_more_and_a_tight_one_none_at_all():
     tight, lax = (
         sustainable(question(slo=Slo(ttft_s=ttft, tpot_s=1.0)), question().draws[0], TIMING, simulate)

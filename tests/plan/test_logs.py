@@ -72,6 +72,15 @@ def test_a_plan_sees_none_of_the_answers():
     assert not any(row.ok for row in after)
 
 
+def test_what_a_request_needs_is_compared_without_what_was_free():
+    """vLLM's refusal alone: 36 layers x 8 heads x 256 x 2 B x 32,768 tokens."""
+    log = {"engine": "vllm", "model": "Qwen/Qwen3-VL-4B-Instruct-FP8", "max_model_len": 32_768}
+    (row,) = compare_logs([{**log, "reported": {"needed_gib": 4.5}}], FACTS)
+    assert (row.test, row.quantity, row.planned, row.ok) == ("pool", "needed GiB", 4.5, True)
+    (row,) = compare_logs([{**log, "reported": {"needed_gib": 5.5}}], FACTS)
+    assert not row.ok
+
+
 def test_files_that_hold_no_logs_are_refused(tmp_path):
     file = tmp_path / "logs.json"
     for content, said in (("{", "is not JSON"), ("{}", "must hold a list"), ('[{"a": 1}]', "must hold a list")):

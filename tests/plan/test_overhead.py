@@ -56,6 +56,16 @@ def test_a_steps_size_where_nobody_says(gpu, version, tokens, sequences):
     assert default_sequences("vllm", version, found) == sequences
 
 
+def test_a_step_holds_an_image_whose_tokens_see_each_other():
+    """vllm#42687: 2,048 failed to start; a log of 0.25.1 on an L40S has the pool that 2,496 give."""
+    small, large = find_gpu("L40S", FACTS), find_gpu("H100", FACTS)
+    mutual = [known(name).media_tokens for name in ("google/gemma-4-26B-A4B", "google/gemma-4-31B-it")]
+    assert mutual == [2496, 2496]
+    assert known("google/gemma-4-E4B-it").media_tokens == 0
+    assert [default_batch_tokens("vllm", "0.25.1", gpu, 32_768, 2496) for gpu in (small, large)] == [2496, 8192]
+    assert default_batch_tokens("sglang", None, small, 32_768, 2496) == 2048
+
+
 def test_v0_computed_long_prompts_in_pieces():
     gpu = find_gpu("H100", FACTS)
     sizes = [default_batch_tokens("vllm", "0.6.6", gpu, length) for length in (1000, 32_768, 32_769)]

@@ -1,5 +1,7 @@
 """plan/rent.py: where managed and dedicated meet, and when nobody wins."""
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -103,6 +105,10 @@ def test_questions_that_mean_nothing_are_refused():
         {"peak_factor": 0.5},
         {"redundancy": -1},
         {"tokens_per_s": 0.0},
+        {"tokens_per_s": 1e-308},
+        {"dedicated_usd": math.inf},
+        {"ops_usd": math.nan},
+        {"peak_factor": math.nan},
     ):
         with pytest.raises(ConfigError):
             plan_rent(change(**more))

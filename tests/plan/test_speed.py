@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hitsend.core.errors import ConfigError
 from hitsend.plan.calibrate import Point, factors_of, moved, read_points
 from hitsend.plan.compare import Goal, cheapest_rental, compare, layouts
+from hitsend.plan.constants import speed_facts
 from hitsend.plan.fit import fit_terms, predicted
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.measured import read_measured
@@ -22,9 +23,9 @@ from hitsend.plan.speed import (
     expected_tokens,
     plan_speed,
     speculation_factor,
-    speed_facts,
 )
-from hitsend.plan.speed_check import coverage, fit, judge, rows_of, score
+from hitsend.plan.speed_check import coverage, judge, rows_of, score
+from hitsend.plan.speed_fit import fit
 from tests.plan.asked import DATA, FACTS, answer, known
 
 SAMPLE = DATA / "speed_sample.csv"
@@ -46,7 +47,7 @@ def test_held_out_rows_are_planned_within_the_limits(measured):
     judged = judge(measured, speed_facts())
     assert all(row.is_held_out for row in judged)
     assert sum(row.beats_floor for row in judged) == 0
-    found = {one.what: one for one in score(judged)}
+    found = {one.what: one for one in score(judged, speed_facts().published)}
     assert found["TPOT"].rows > 200
     assert found["TPOT"].median <= 0.12
     assert found["TPOT, calibrated by one point"].median <= 0.08

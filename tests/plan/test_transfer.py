@@ -6,7 +6,7 @@ import pytest
 
 from hitsend.plan.calibrate import Point, factors_of
 from hitsend.plan.speed import SpeedQuestion, plan_speed
-from hitsend.plan.transfer import MOST, NUGGET, Factors, Near, expected, nearness
+from hitsend.plan.transfer import LOCAL, MOST, NUGGET, OWN, Factors, Near, expected, nearness
 from tests.plan.asked import FACTS, find_gpu, known
 
 LOAD = (16.0, 1024.0, 256.0)
@@ -22,12 +22,14 @@ def test_nearness_is_shared_and_falls_with_every_octave():
 
 
 def test_a_measured_load_is_nearly_met_and_a_far_one_is_planned():
+    own, whole = OWN + LOCAL * NUGGET, OWN + NUGGET
     assert expected([], LOAD) == 0
-    assert expected([(LOAD, 0.5)], LOAD) == pytest.approx(0.5 / (1 + NUGGET))
-    assert expected([(LOAD, 0.5)], (16.0, 2.0**40, 256.0)) == pytest.approx(0, abs=1e-6)
+    assert expected([(LOAD, 0.5)], LOAD) == pytest.approx(0.5 * (1 + own) / (1 + whole))
+    assert expected([(LOAD, 0.5)], (16.0, 2.0**40, 256.0)) == pytest.approx(0, abs=1e-3)
     # twice the same doesn't weigh twice, and what contradicts itself is averaged
-    assert expected([(LOAD, 0.5)] * 2, LOAD) == pytest.approx(0.5 / (1 + NUGGET / 2))
-    assert expected([(LOAD, 0.3), (LOAD, 0.5)], LOAD) == pytest.approx(0.4 / (1 + NUGGET / 2))
+    twice = (1 + own) / (1 + own + (whole - own) / 2)
+    assert expected([(LOAD, 0.5)] * 2, LOAD) == pytest.approx(0.5 * twice)
+    assert expected([(LOAD, 0.3), (LOAD, 0.5)], LOAD) == pytest.approx(0.4 * twice)
 
 
 def test_between_two_loads_it_is_between():
@@ -46,10 +48,10 @@ def test_many_measured_loads_are_taken_from_the_nearest():
 def test_only_measured_first_tokens_count():
     near = Near(batch=16, input=1024, output=256, tpot=1.0, ttft=None)
     assert Factors(near=(near,)).rest(LOAD) == (1.0, 1.0)
-    assert not Factors(near=(near,)).has_ttft
+    assert Factors(near=(near,)).nearest(LOAD, with_ttft=True) is None
     both = Factors(near=(near, Near(batch=16, input=1024, output=256, tpot=1.0, ttft=2.0)))
-    assert both.has_ttft
-    assert both.rest(LOAD)[1] == pytest.approx(2 ** (1 / (1 + NUGGET)))
+    assert both.nearest(LOAD, with_ttft=True) == both.near[1]
+    assert both.rest(LOAD)[1] == pytest.approx(2 ** ((1 + OWN + LOCAL * NUGGET) / (1 + OWN + NUGGET)))
 
 
 def test_a_sweep_of_prompts_says_more_than_one_of_them():

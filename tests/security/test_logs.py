@@ -43,9 +43,9 @@ def test_no_text_forges_an_entry_or_commands_a_terminal(form, capsys, root_logge
 async def test_a_statement_that_failed_is_told_without_its_values(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
     try:
+        insert = text("INSERT INTO nowhere VALUES (:secret)")
         with pytest.raises(SQLAlchemyError) as failed:
-            async with database.writing() as connection:
-                await connection.execute(text("INSERT INTO nowhere VALUES (:secret)"), {"secret": "CANARY-VALUE"})
+            await database.write(lambda c: c.execute(insert, {"secret": "CANARY-VALUE"}))
         assert "CANARY" not in str(failed.value)
         assert "CANARY" not in repr(failed.value)
     finally:

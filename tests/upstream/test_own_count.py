@@ -87,6 +87,7 @@ async def completion(call):
     await call.raw(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow  # a text worker started
 async def test_what_is_held_estimated_and_limited_is_the_count(tmp_path, mock, folder, num_tokens):
     known = num_tokens(RENDERED)
     async with gateway(tmp_path, mock, vllm(mock, tokenizer=str(folder), context=known + 300)) as gate:

@@ -61,5 +61,5 @@ async def test_operations_and_bulks_share_a_transaction(url):
         assert opened.writer.num_commits < 10
 
 
-async def nothing(connection):
-    await connection.exec_driver_sql("SELECT 1")
+def nothing(connection):
+    connection.exec_driver_sql("SELECT 1")

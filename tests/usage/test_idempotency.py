@@ -100,8 +100,7 @@ async def test_a_claim_of_a_process_that_is_surely_dead_is_free_at_once(opened):
     await store.claim(asked())
     gone = opened.ledger.owner.split(":")
     gone[2:4] = ["4194999", "1"]
-    async with opened.database.writing() as connection:
-        await connection.execute(update(IDEMPOTENCY).values(owner=":".join(gone)))
+    await opened.database.write(lambda c: c.execute(update(IDEMPOTENCY).values(owner=":".join(gone))))
     assert isinstance(await store.claim(asked()), Claim)
 
 

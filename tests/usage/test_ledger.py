@@ -92,8 +92,7 @@ async def test_the_database_itself_refuses_a_second_row_or_a_change(url):
             "DELETE FROM ledger",
         ):
             with pytest.raises(DBAPIError):
-                async with opened.database.writing() as connection:
-                    await connection.execute(text(statement))
+                await opened.database.write(lambda c, statement=statement: c.execute(text(statement)))
         assert len(await opened.rows()) == 1
 
 

@@ -57,13 +57,10 @@ class Server:
             self.step(usage.prompt_tokens, usage.completion_tokens + discarded)
         row = await self.opened.ledger.settle(hold, Settlement(usage, "stop", discarded_tokens=discarded))
         self.count(row)
-        async with self.opened.database.writing() as connection:
-            record = {
-                name: getattr(row, name) for name in ("request_id", "key_id", "key_name", "cost_microusd", "model")
-            }
-            record |= {"prompt_tokens": row.prompt_tokens, "completion_tokens": row.completion_tokens, "body": b""}
-            times = {"received_at": row.created_at, "wall_ms": 1.0, "state": "finished"}
-            await connection.execute(insert(RECORDS), record | times)
+        record = {name: getattr(row, name) for name in ("request_id", "key_id", "key_name", "cost_microusd", "model")}
+        record |= {"prompt_tokens": row.prompt_tokens, "completion_tokens": row.completion_tokens, "body": b""}
+        record |= {"received_at": row.created_at, "wall_ms": 1.0, "state": "finished"}
+        await self.opened.database.write(lambda c: c.execute(insert(RECORDS), record))
         return row
 
     def count(self, row):
@@ -81,13 +78,16 @@ class Server:
 
     async def change(self, statement):
         """What somebody does behind the program's back: the ledger's guards have to go first."""
-        async with self.opened.database.writing() as connection:
-            if self.opened.database.engine.dialect.name == "sqlite":
+
+        def work(connection):
+            if connection.dialect.name == "sqlite":
                 for guard in ("ledger_no_update", "ledger_no_delete"):
-                    await connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {guard}")
+                    connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {guard}")
             else:
-                await connection.exec_driver_sql("ALTER TABLE ledger DISABLE TRIGGER USER")
-            await connection.execute(statement)
+                connection.exec_driver_sql("ALTER TABLE ledger DISABLE TRIGGER USER")
+            connection.execute(statement)
+
+        await self.opened.database.write(work)
 
 
 @pytest.fixture

@@ -13,11 +13,6 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.explain import GIB
-from hitsend.serve.engine.models import BUNDLED, resolve
-from hitsend.serve.engine.rehearsal import server_bytes
-from hitsend.serve.engine.sizing import sizes
-from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.settings import EngineSettings
 
 _MB = 1e6
 
@@ -28,6 +23,13 @@ def process_memory(
     """Bytes of the process with these settings, else the engine's defaults. `kv_gib`: for the cells.
 
     None: the model is no file here."""
+    # the planner itself starts without the engine's libraries
+    from hitsend.serve.engine.models import BUNDLED, resolve  # noqa: PLC0415
+    from hitsend.serve.engine.rehearsal import server_bytes  # noqa: PLC0415
+    from hitsend.serve.engine.sizing import sizes  # noqa: PLC0415
+    from hitsend.serve.engine.startup import WorkerConfig  # noqa: PLC0415
+    from hitsend.settings import EngineSettings  # noqa: PLC0415
+
     if not Path(model).is_file() and model.lower() != BUNDLED:
         return None
     kv_bytes = None if kv_gib is None else int(kv_gib * GIB)

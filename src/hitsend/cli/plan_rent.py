@@ -13,6 +13,7 @@ import typer
 from hitsend.cli import CallFailed, options
 from hitsend.cli.plan_answer import Answer, give
 from hitsend.cli.plan_memory import FactsFile
+from hitsend.core.errors import ConfigError
 from hitsend.plan.cost import plan_cost, spread
 from hitsend.plan.facts import Facts, load_facts
 from hitsend.plan.hardware import find_gpu
@@ -52,13 +53,13 @@ def rent_or_buy(
     """The traffic at which a machine of your own costs what managed tokens do, and how sure that is."""
     known = load_facts(facts)
     lengths = (input_tokens, output_tokens, reasoning)
+    usd = _managed_usd(known, price, requests, lengths, cached_share)
     if model is not None and tokens_per_s is None:
         if gpu is None:
             raise CallFailed("--model needs --gpu to plan a speed, or give --tokens-per-s")
         checkpoint, card = find_checkpoint(model, known), find_gpu(gpu, known)
         question = SpeedQuestion(checkpoint=checkpoint, gpu=card, layout=Layout(tp=tp), weights=weights, batch=batch)
         tokens_per_s = _tokens_per_s(question, lengths, cached_share)
-    usd = _managed_usd(known, price, requests, lengths, cached_share)
     plan = plan_rent(
         RentQuestion(
             managed_usd=usd,
@@ -93,6 +94,8 @@ def _tokens_per_s(question: SpeedQuestion, lengths: tuple[int, int, int], cached
 
 def _managed_usd(known: Facts, price: str, requests: int, lengths: tuple[int, int, int], cached_share: float) -> float:
     """Gross: what is free on some days is small where this question is asked."""
+    if not 0 <= cached_share <= 1:
+        raise ConfigError(f"--cached-share is {cached_share:g}, needed is 0 to 1")
     entry, leave, thought = lengths
     traffic = spread(
         requests,

@@ -16,13 +16,15 @@ from hitsend.cli.plan_memory import FactsFile
 from hitsend.core.errors import ConfigError
 from hitsend.plan.calibrate import factors_of, read_points
 from hitsend.plan.compare import Choice, Goal, compare
+from hitsend.plan.constants import speed_facts
 from hitsend.plan.facts import load_facts
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.measured import read_measured
 from hitsend.plan.models import find_checkpoint
 from hitsend.plan.roofline import Layout
-from hitsend.plan.speed import SpeedQuestion, plan_speed, speed_facts
-from hitsend.plan.speed_check import coverage, fit, judge, rows_of, score
+from hitsend.plan.speed import SpeedQuestion, plan_speed
+from hitsend.plan.speed_check import coverage, judge, rows_of, score
+from hitsend.plan.speed_fit import fit
 from hitsend.plan.speed_text import speed_document
 
 Model = Annotated[str, typer.Option("--model", metavar="M", help="A name, config.json, safetensors folder or GGUF.")]
@@ -216,7 +218,7 @@ def check_speed(
     judged = judge(rows, constants)
     if not judged or (refit and not constants.groups):
         raise ConfigError(f"{file}: too few rows that can be planned")
-    found = score(judged)
+    found = score(judged, constants.published)
     beaten = sum(row.beats_floor for row in judged)
     inside = coverage(rows, judged, constants)
     if as_json:

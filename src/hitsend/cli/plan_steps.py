@@ -13,7 +13,6 @@ import msgspec
 import typer
 
 from hitsend.cli import options
-from hitsend.cli.client import Client
 from hitsend.plan.steps import Calibration, Room, calibrated
 
 MOST = 1000
@@ -39,6 +38,9 @@ def steps(
 
 
 async def _calibrated(url: str, key: str | None, newest: int) -> Calibration:
+    # other plans start without a client's libraries
+    from hitsend.cli.client import Client  # noqa: PLC0415
+
     async with Client(url, key) as client:
         listed = await client.get(f"/inspect/requests?limit={newest}")
         ids = [one["request_id"] for one in listed["requests"]]

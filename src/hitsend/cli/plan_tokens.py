@@ -93,9 +93,14 @@ def _per_million_words(one: TextCount, rate: Rate) -> Any:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
+        text = file.read_text("utf-8")
+    except OSError as failure:
+        raise CallFailed(f"can't read {file}: {failure.strerror}") from None
+    except UnicodeDecodeError as failure:
         raise CallFailed(f"can't read {file}: {failure}") from None
+    if not text.strip():
+        raise CallFailed(f"{file}: there is no text in it, needed is a word or more")
+    return text
 
 
 def pieces(text: str) -> list[str]:

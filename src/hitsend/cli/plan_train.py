@@ -18,6 +18,7 @@ from hitsend.plan.models import find_checkpoint
 from hitsend.plan.training import TrainQuestion, TrainShape, plan_train, shape_of_model, shape_of_params
 from hitsend.plan.training_text import TrainMoney, train_document
 
+MOST_AMOUNT = 10**18
 _SIZES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -28,8 +29,8 @@ def amount(flag: str, text: str) -> int:
         value = round(float(text[:-1] if size > 1 else text) * size)
     except (ValueError, OverflowError):
         raise ConfigError(f"{flag} {text}: needed is a number, perhaps with K, M, B or T") from None
-    if value < 1:
-        raise ConfigError(f"{flag} {text}: needed is above 0")
+    if not 1 <= value <= MOST_AMOUNT:
+        raise ConfigError(f"{flag} {text}: needed is above 0 and at most {MOST_AMOUNT:.0e}")
     return value
 
 

@@ -197,7 +197,7 @@ def factors_of(question: SpeedQuestion, points: Sequence[Point]) -> Factors:
     for _ in range(SWEEPS if len(plans) > 1 else 1):
         for plan, point in plans:
             tpot = moved(plan.terms, tpot, point.tpot_ms * plan.expected_per_pass, noise=plan.constants.tpot_noise)
-    found = Factors(tpot=tpot)
+    found = Factors(tpot=tpot, kin=plans[0][0].kin, waits=plans[0][0].waits) if plans else Factors()
     return msgspec.structs.replace(found, near=tuple(_left(plan, point, found) for plan, point in plans))
 
 

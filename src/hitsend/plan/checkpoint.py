@@ -155,6 +155,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     expert_width: int = 0
     expert_hidden: int = 0
     """Where experts work in a smaller space than the hidden one (LatentMoE)."""
+    media_tokens: int = 0
+    """Of the largest image, where its tokens see each other: a step must hold them all."""
     weights: str | None = None
     """What the checkpoint itself is quantised to (`fp8`, `int4`, `gguf:Q4_K` …); None: 16 bit."""
     tensors: tuple[Tensor, ...] = ()

@@ -46,6 +46,7 @@ def checkpoint_of(
         experts_per_token=keys.maybe("num_experts_per_tok", "top_k_experts", "moe_topk") if num_experts(keys) else 0,
         expert_width=keys.maybe("moe_intermediate_size", "intermediate_size") if num_experts(keys) else 0,
         expert_hidden=keys.maybe("moe_latent_size"),
+        media_tokens=gemma.media_tokens(keys),
         weights=weights_of(config),
         uncertain=(*uncertain, *_unsure(keys)),
     )

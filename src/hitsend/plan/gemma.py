@@ -9,6 +9,15 @@ from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Params
 from hitsend.plan.keys import Keys
 
+MEDIA_TOKENS = 2496
+"""Of Gemma 4's largest image or video, as vLLM counts it (vllm#42687)."""
+
+
+def media_tokens(keys: Keys) -> int:
+    """Tokens of one image that a step must hold whole: those of Gemma 4's larger models see each other."""
+    is_mutual = keys.find("use_bidirectional_attention") == "vision"
+    return MEDIA_TOKENS if is_mutual and keys.model_type.startswith("gemma4") else 0
+
 
 def layer_params(keys: Keys, hidden: int) -> Params:
     """Per-layer inputs (gate, projection, norm); AltUp's coefficients and router (arXiv 2301.13310) and LAUREL's

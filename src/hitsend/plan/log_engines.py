@@ -50,6 +50,10 @@ def vllm_rows(question: MemoryQuestion, reported: Mapping[str, Any], gpu: Gpu | 
             yield Reading("pool", "refused", 1.0, 0.0 if fits else 1.0, note="the engine refused to start")
     elif printed or (isinstance(tokens, int) and question.checkpoint.layers):
         yield from _solved(question, printed, tokens, blocks)
+    elif reported.get("needed_gib"):
+        # what one request needs doesn't depend on what was free
+        alone = {"needed_gib": reported["needed_gib"]}
+        yield from _refusal_rows(msgspec.structs.replace(question, available_kv_bytes=1), alone)
     if gpu is not None and question.gpu_memory_utilization and (printed or tokens or blocks or available):
         asked = msgspec.structs.replace(question, gpu=gpu)
         try:

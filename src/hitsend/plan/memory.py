@@ -117,7 +117,7 @@ def plan_memory(question: MemoryQuestion) -> MemoryPlan:
     if length is None:
         raise ConfigError(f"--max-model-len: {model.name} doesn't say its context, so it must be given")
     batch = question.max_num_batched_tokens or default_batch_tokens(
-        question.engine, question.engine_version, question.gpu, length
+        question.engine, question.engine_version, question.gpu, length, model.media_tokens
     )
     asked = msgspec.structs.replace(question, max_model_len=length, max_num_batched_tokens=batch, kv_dtype=kv_dtype)
     found = [_stage(asked, form, layers) for layers in stages(len(model.layers), ranks.pp)]

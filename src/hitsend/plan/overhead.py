@@ -66,8 +66,11 @@ class Overhead(msgspec.Struct, frozen=True):
         return self.context + self.links + self.activations + self.graphs
 
 
-def default_batch_tokens(engine: str, version: str | None, gpu: Gpu | None, max_model_len: int) -> int:
-    """`--max-num-batched-tokens` where nobody says: vLLM's server 8,192 on large GPUs (16,384 since 0.27, vllm#51726)
+def default_batch_tokens(
+    engine: str, version: str | None, gpu: Gpu | None, max_model_len: int, media_tokens: int = 0
+) -> int:
+    """`--max-num-batched-tokens` where nobody says, and at least what one image takes that isn't divided (2,048 failed
+    to start, vllm#42687): vLLM's server 8,192 on large GPUs (16,384 since 0.27, vllm#51726)
     and 2,048 else; V0 the whole length up to 32,768 tokens and 2,048 (512 before 0.6.5, vllm#10544) beyond, where it
     computed prompts in pieces; llama.cpp's ubatch 512."""
     if engine in {"llama.cpp", "hitsend"}:
@@ -76,7 +79,8 @@ def default_batch_tokens(engine: str, version: str | None, gpu: Gpu | None, max_
         return first_batch_tokens(version, max_model_len)
     if engine == "vllm" and has_large_batch(version) and (gpu is None or is_large(gpu) or is_a100(gpu)):
         return 16384
-    return 8192 if gpu is None or _is_large(gpu, version) else 2048
+    tokens = 8192 if gpu is None or _is_large(gpu, version) else 2048
+    return max(tokens, media_tokens) if engine == "vllm" else tokens
 
 
 def default_sequences(engine: str, version: str | None, gpu: Gpu | None) -> int:

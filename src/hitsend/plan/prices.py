@@ -14,6 +14,8 @@ from hitsend.plan.cost import FREE_NEURONS, MILLION, CostPlan, Rate, microusd
 from hitsend.plan.facts import Facts, ListPrice
 
 MAX_USD_PER_MILLION = 1_000_000
+TIMES = "\u00d7"
+MOST_TIMES = 10**9
 
 
 def find_rate(wanted: str, facts: Facts) -> Rate:
@@ -90,7 +92,7 @@ def explain_cost(plan: CostPlan) -> list[str]:
     )
     if total.reasoning:
         base = plan.without_reasoning_usd
-        times = f" ({float(plan.gross_usd / base):.1f} x)" if base else ""
+        times = f" ({float(plan.gross_usd / base):.1f} {TIMES})" if base else ""
         lines.append(
             f"thinking: off {usd(base)}, on {usd(plan.gross_usd)} USD: {usd(plan.gross_usd - base)} more{times}"
         )
@@ -139,8 +141,8 @@ def blended_verdict(plan: CostPlan) -> str:
     if gross == blended or not gross or not blended:
         return "which is right" if gross == blended else "which says nothing"
     if gross > blended:
-        return f"{float(gross / blended):.1f} x too low"
-    return f"{float(blended / gross):.1f} x too high"
+        return f"{float(min(gross / blended, Fraction(MOST_TIMES))):,.1f} {TIMES} too low"
+    return f"{float(min(blended / gross, Fraction(MOST_TIMES))):,.1f} {TIMES} too high"
 
 
 def _neuron_lines(plan: CostPlan) -> list[str]:

@@ -16,6 +16,8 @@ SECONDS_PER_DAY = 86_400
 CLEAR = 1.25
 """Below this factor between the two, neither wins clearly: a judgement, about the spread of one rental's price."""
 MAX_REPLICAS = 100_000
+LEAST, MOST = 1e-6, 10**12
+"""Of any number that is asked with."""
 
 
 class RentQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,21 +44,20 @@ class RentQuestion(msgspec.Struct, frozen=True, kw_only=True):
         """Raises ConfigError that names the flag."""
         for name, value in (
             ("--dedicated-cost", self.dedicated_usd),
-            ("the managed cost", self.managed_usd),
             ("--requests", self.requests),
+            ("the managed cost (--price, --input, --output)", self.managed_usd),
             ("--days", self.days),
+            ("--tokens-per-s", self.tokens_per_s),
         ):
-            if not value > 0:
-                raise ConfigError(f"{name} is {value}, needed is above 0")
-        if self.tokens_per_s is not None and not self.tokens_per_s > 0:
-            raise ConfigError(f"--tokens-per-s is {self.tokens_per_s}, needed is above 0")
+            if value is not None and not LEAST <= value <= MOST:
+                raise ConfigError(f"{name} is {value}, needed is above 0 ({LEAST:g}) and at most {MOST:,}")
         if not 0 < self.utilization <= 1:
             raise ConfigError(f"--utilization is {self.utilization}, needed is above 0 and at most 1")
-        if self.peak_factor < 1:
-            raise ConfigError(f"--peak-factor is {self.peak_factor}, needed is 1 or more")
+        if not 1 <= self.peak_factor <= MOST:
+            raise ConfigError(f"--peak-factor is {self.peak_factor}, needed is 1 to {MOST:,}")
         for name, value in (("--ops-cost", self.ops_usd), ("--redundancy", self.redundancy)):
-            if value < 0:
-                raise ConfigError(f"{name} is {value}, needed is 0 or more")
+            if not 0 <= value <= MOST:
+                raise ConfigError(f"{name} is {value}, needed is 0 to {MOST:,}")
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

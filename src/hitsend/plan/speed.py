@@ -7,16 +7,17 @@ small for the load it says that requests queue, and gives no time to a first tok
 the load and not the constants. Next: `calibrate.py`.
 """
 
-from functools import cache
-from pathlib import Path
+import math
 
 import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.checkpoint import Checkpoint
+from hitsend.plan.constants import Constants, SpeedFacts, Spread, beside_published, plain_spreads, speed_facts
 from hitsend.plan.facts import Gpu
 from hitsend.plan.memory import MAX_DRAFTS, MAX_TOKENS, MemoryQuestion, plan_memory
 from hitsend.plan.overhead import Step, default_batch_tokens, estimate_overhead
+from hitsend.plan.published import Beside, Kin, Wait
 from hitsend.plan.roofline import (
     Layout,
     Phase,
@@ -29,59 +30,10 @@ from hitsend.plan.roofline import (
 )
 from hitsend.plan.sizes import Ranks
 from hitsend.plan.terms import Load, System, first_token_terms, step_terms
-from hitsend.plan.transfer import Factors
+from hitsend.plan.transfer import SAME, Factors, farness
 from hitsend.plan.versions import default_share
 
 ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "hitsend")
-UNFITTED_SPREAD = 2.0
-"""How much wider the interval is on a GPU or an engine that no measurement was of: a judgement."""
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """Measured / planned: the tenth and the ninetieth of a hundred."""
-
-    low: float
-    high: float
-
-    def wider(self, factor: float) -> "Spread":
-        """Both ends so much further from 1, the lower one never below a tenth."""
-        return Spread(max(0.1, 1 - (1 - self.low) * factor), 1 + (self.high - 1) * factor)
-
-    @property
-    def width(self) -> float:
-        """High - low, as a share of the plan."""
-        return self.high - self.low
-
-
-class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine's measurements gave, without experts or with. `calibrated_*`: where one point of the same system
-    is known."""
-
-    rows: int
-    tpot: dict[str, float]
-    ttft: dict[str, float]
-    tpot_spread: Spread
-    ttft_spread: Spread
-    calibrated_tpot_spread: Spread
-    calibrated_ttft_spread: Spread
-    tpot_noise: float = 0.05
-    """Variance of one load's error beside that of the constants: how little a calibration believes it."""
-
-
-class SpeedFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`data/speed.json`."""
-
-    source: str
-    as_of: str
-    gpus: tuple[str, ...]
-    groups: dict[str, Constants]
-    note: str = ""
-
-
-@cache
-def speed_facts() -> SpeedFacts:
-    """What the package brings."""
-    return msgspec.json.decode((Path(__file__).with_name("data") / "speed.json").read_bytes(), type=SpeedFacts)
 
 
 def group_of(engine: str, shape: Shape) -> str:
@@ -165,6 +117,13 @@ class SpeedPlan(msgspec.Struct, frozen=True, kw_only=True):
     ttft_terms: dict[str, float]
     prefill: Phase
     decode: Phase
+    published: tuple[Beside, Beside] = (Beside(), Beside())
+    """What measured systems say of TPOT's and TTFT's terms; it is in them."""
+    factors: Factors = Factors()
+    """What a calibration said."""
+    kin: Kin | None = None
+    waits: tuple[Wait, ...] = ()
+    """What moved terms leave of published first tokens."""
 
     @property
     def queues(self) -> bool:
@@ -259,26 +218,21 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
     load = load_of(question, running)
     moved = factors or Factors()
     system = System(model=model, shape=shape, gpu=gpu, layout=layout, kv_dtype=question.kv_dtype)
-    weighted = _times(step_terms(system, load), constants.tpot, moved.tpot)
-    waited = _times(first_token_terms(system, load), constants.ttft, {})
-    floor = floor_s(shape, layout, gpu) * 1e3
     is_fitted = group.split("/", 1)[0] == question.engine and any(name in gpu.name for name in facts.gpus)
+    published = facts.published.get(group) if is_fitted else None
+    said = beside_published(kin_of(question, shape), published)
+    weighted = _times(step_terms(system, load), constants.tpot, said[0].factors, moved.tpot)
+    waited = _times(first_token_terms(system, load), constants.ttft, said[1].factors)
+    floor = floor_s(shape, layout, gpu) * 1e3
     share = (1 / len(model.layers)) if question.draft_cost is None else question.draft_cost
-    rest = moved.rest((float(question.batch), float(question.input), float(question.output)))
+    asked = (float(question.batch), float(question.input), float(question.output))
+    rest = moved.rest(asked)
     step = max(floor, sum(weighted.values()) * rest[0]) * (1 + question.drafts * share)
-    tpot_spread, ttft_spread = _spreads(constants, moved, is_fitted=is_fitted)
+    plain = plain_spreads(constants, published, said, is_fitted=is_fitted)
+    tpot_spread, ttft_spread = _spreads(constants, said, plain, moved, asked)
     per_token = _bounds(step / load.expected_per_pass, tpot_spread, floor / load.expected_per_pass)
     first = _bounds(sum(waited.values()) * rest[1], ttft_spread, 0.0)
-    prefill, decode = phases(
-        model,
-        shape,
-        gpu,
-        layout,
-        kv_dtype=question.kv_dtype,
-        batch=running,
-        fresh=load.fresh,
-        context=question.input + question.output / 2,
-    )
+    prefill, decode = _phases(question, shape, running, load.fresh)
     return SpeedPlan(
         question=question,
         shape=shape,
@@ -296,7 +250,17 @@ def plan_speed(question: SpeedQuestion, factors: Factors | None = None) -> Speed
         ttft_terms=waited,
         prefill=prefill,
         decode=decode,
+        published=said,
+        factors=moved,
+        kin=kin_of(question, shape),
+        waits=() if published is None else published.waits,
     )
+
+
+def kin_of(question: SpeedQuestion, shape: Shape) -> Kin:
+    """The system that is asked about."""
+    layout, name = question.layout, question.checkpoint.name.split(" (")[0].rsplit("/", 1)[-1]
+    return Kin(name, question.gpu.name, shape.weights, layout.tp, layout.ep, layout.attention_dp)
 
 
 def _room(question: SpeedQuestion, shape: Shape) -> float:
@@ -311,21 +275,50 @@ def _room(question: SpeedQuestion, shape: Shape) -> float:
     return capacity
 
 
-def _times(terms: dict[str, float], constants: dict[str, float], factors: dict[str, float]) -> dict[str, float]:
+def _times(terms: dict[str, float], constants: dict[str, float], *factors: dict[str, float]) -> dict[str, float]:
     return {
-        name: value * constants[name] * factors.get(name, 1.0)
+        name: value * constants[name] * math.prod(each.get(name, 1.0) for each in factors)
         for name, value in terms.items()
         if value and constants.get(name)
     }
 
 
-def _spreads(constants: Constants, factors: Factors, *, is_fitted: bool) -> tuple[Spread, Spread]:
-    """Of TPOT and TTFT. A system that measured itself doesn't care what else was fitted."""
-    widen = 1.0 if is_fitted else UNFITTED_SPREAD
-    return (
-        constants.calibrated_tpot_spread if factors.tpot else constants.tpot_spread.wider(widen),
-        constants.calibrated_ttft_spread if factors.has_ttft else constants.ttft_spread.wider(widen),
+def _phases(question: SpeedQuestion, shape: Shape, running: float, fresh: float) -> tuple[Phase, Phase]:
+    return phases(
+        question.checkpoint,
+        shape,
+        question.gpu,
+        question.layout,
+        kv_dtype=question.kv_dtype,
+        batch=running,
+        fresh=fresh,
+        context=question.input + question.output / 2,
     )
+
+
+def _spreads(
+    constants: Constants,
+    said: tuple[Beside, Beside],
+    plain: tuple[Spread, Spread],
+    moved: Factors,
+    asked: tuple[float, float, float],
+) -> tuple[Spread, Spread]:
+    """Of TPOT and TTFT, after what was measured."""
+    tpot = constants.calibrated_tpot_spread.wider(2 - said[0].likeness)
+    ttft = constants.calibrated_ttft_spread.wider(2 - said[1].likeness)
+    far, ttft_far = moved.distance(asked), moved.distance(asked, with_ttft=True)
+    return _after(tpot, plain[0], far), _after(ttft, plain[1], ttft_far)
+
+
+def _after(near: Spread, plain: Spread, octaves: float) -> Spread:
+    """The interval with a measured load so many octaves away: half of what is left at the load itself, that of a near
+    load within two octaves (twice that for a system like none that was published, whose errors are about twice as
+    large), the plain one far away, and never wider than that."""
+    if math.isinf(octaves):
+        return plain
+    narrower = near if near.width < plain.width else plain
+    again = narrower.towards(Spread(1.0, 1.0), SAME * max(0.0, 1.0 - octaves))
+    return again.towards(plain, farness(octaves))
 
 
 def _bounds(value: float, spread: Spread, least: float) -> Interval:

@@ -1,9 +1,9 @@
 """Plans beside measured speeds: `hitsend plan check-speed FILE`.
 
-Enters: measured rows. Leaves: one `Judged` per row, scores of the half that nothing was fitted to, and with `--fit` the
-constants of `data/speed.json`. Always true: a row's hash says which half it is in, so the judged half is the same
-everywhere; TTFT and TPOT are scored apart, and TTFT only where nobody queued: neither by the plan nor, over 10 s, by
-the measurement; a calibration uses one row of the same system and is judged on the others. Next: `speed_text.py`.
+Enters: measured rows. Leaves: one `Judged` per row, and scores of the half that nothing was fitted to. Always true: a
+row's hash says which half it is in, so the judged half is the same everywhere; TTFT and TPOT are scored apart, and TTFT
+only where nobody queued: neither by the plan nor, over 10 s, by the measurement; a calibration uses one row of the same
+system and is judged on the others. Next: `speed_fit.py`.
 """
 
 import math
@@ -15,28 +15,21 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.plan.calibrate import moved
+from hitsend.plan.constants import Published, SpeedFacts, beside_published, plain_spreads
 from hitsend.plan.facts import Facts
-from hitsend.plan.fit import fit_terms, predicted
+from hitsend.plan.fit import predicted
 from hitsend.plan.hardware import find_gpu
 from hitsend.plan.measured import Measured
 from hitsend.plan.models import find_checkpoint
+from hitsend.plan.published import Kin, Wait
 from hitsend.plan.roofline import floor_s, shape_of
-from hitsend.plan.speed import (
-    Constants,
-    SpeedFacts,
-    SpeedQuestion,
-    Spread,
-    group_of,
-    planned_terms,
-)
-from hitsend.plan.transfer import TPOT_FADE, expected
+from hitsend.plan.speed import SpeedQuestion, group_of, kin_of, planned_terms
+from hitsend.plan.transfer import NEARBY, TPOT_FADE, expected
 
-NOISES = (0.02, 0.05, 0.1, 0.4, 0.8)
-"""How little a calibration may believe one load; each group takes what makes its interval the narrowest."""
 QUEUED_MS = 10_000
 """A measured TTFT above this is a wait for cache, whatever the plan says (throughput_rules)."""
-NEARBY = 2.0
-"""Octaves of concurrency and lengths together within which a measured load is near another."""
+Waits = Mapping[str, Sequence[Wait]]
+"""By group."""
 _SAME_SHAPES = {"zhipuai/GLM-5": "zai-org/GLM-5.2"}
 """Where a row's model is another release of a known one."""
 
@@ -45,6 +38,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A measurement with its terms."""
 
     measured: Measured
+    kin: Kin
     group: str
     moe: str
     floor_ms: float
@@ -79,6 +73,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     ttft_terms: dict[str, float] = {}
     load: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """Concurrency, prompt, answer."""
+    kin: Kin | None = None
 
 
 class SpeedScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +121,7 @@ def _row(one: Measured, facts: Facts) -> Row:
     tpot, ttft, queues = planned_terms(question, shape)
     return Row(
         measured=one,
+        kin=kin_of(question, shape),
         group=group_of(one.engine, shape),
         moe=group_of("any", shape),
         floor_ms=floor_s(shape, one.layout, gpu) * 1e3,
@@ -143,8 +139,11 @@ def judge(rows: Sequence[Row], facts: SpeedFacts) -> list[Judged]:
 def _judged(row: Row, facts: SpeedFacts) -> Judged:
     constants = facts.groups.get(row.group) or facts.groups[row.moe]
     one = row.measured
-    tpot = max(row.floor_ms, predicted(row.tpot_terms, constants.tpot))
-    ttft = predicted(row.ttft_terms, constants.ttft) if row.has_ttft else None
+    said = beside_published(row.kin, facts.published.get(row.group))
+    tpot_terms = _weighted(row.tpot_terms, constants.tpot, said[0].factors)
+    ttft_terms = _weighted(row.ttft_terms, constants.ttft, said[1].factors)
+    tpot = max(row.floor_ms, sum(tpot_terms.values()))
+    ttft = sum(ttft_terms.values()) if row.has_ttft else None
     return Judged(
         id=one.id,
         group=row.group,
@@ -156,17 +155,24 @@ def _judged(row: Row, facts: SpeedFacts) -> Judged:
         planned_tpot_ms=tpot,
         tpot_error=tpot / one.tpot_ms - 1,
         noise=constants.tpot_noise,
-        tpot_terms=_weighted(row.tpot_terms, constants.tpot),
+        tpot_terms=tpot_terms,
         ttft_ms=one.ttft_ms,
         planned_ttft_ms=ttft,
         ttft_error=None if ttft is None or not one.ttft_ms else ttft / one.ttft_ms - 1,
-        ttft_terms=_weighted(row.ttft_terms, constants.ttft),
+        ttft_terms=ttft_terms,
         load=(one.concurrency, one.input, one.output),
+        kin=row.kin,
     )
 
 
-def _weighted(terms: Mapping[str, float], constants: Mapping[str, float]) -> dict[str, float]:
-    return {name: value * constants[name] for name, value in terms.items() if value and constants.get(name)}
+def _weighted(
+    terms: Mapping[str, float], constants: Mapping[str, float], factors: Mapping[str, float]
+) -> dict[str, float]:
+    return {
+        name: value * constants[name] * factors.get(name, 1.0)
+        for name, value in terms.items()
+        if value and constants.get(name)
+    }
 
 
 class View(msgspec.Struct, frozen=True):
@@ -176,6 +182,8 @@ class View(msgspec.Struct, frozen=True):
     measured: float
     error: float
     load: tuple[float, float, float]
+    group: str = ""
+    kin: Kin | None = None
     noise: float | None = None
     """None: its terms aren't moved, its errors are carried over as `transfer.py` does."""
 
@@ -188,18 +196,19 @@ def tpot_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.queues:
         return None
-    return View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.load, row.noise)
+    return View(row.tpot_terms, row.tpot_ms, row.tpot_error, row.load, row.group, row.kin, row.noise)
 
 
 def ttft_of(row: Judged) -> View | None:
     """None where it queued."""
     if row.ttft_error is None or row.ttft_ms is None:
         return None
-    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.load)
+    return View(row.ttft_terms, row.ttft_ms, row.ttft_error, row.load, row.group, row.kin)
 
 
-def score(rows: Sequence[Judged]) -> list[SpeedScore]:
+def score(rows: Sequence[Judged], published: Mapping[str, Published]) -> list[SpeedScore]:
     """Of the rows that nothing was fitted to: as planned, and calibrated by one row of the same system."""
+    waits = {group: told.waits for group, told in published.items()}
     held = [row for row in rows if row.is_held_out]
     found = []
     quantities: list[tuple[str, Callable[[Judged], View | None], float]] = [
@@ -208,27 +217,27 @@ def score(rows: Sequence[Judged]) -> list[SpeedScore]:
     ]
     for what, view_of, limit in quantities:
         plain = [view.error for row in held if (view := view_of(row)) is not None]
-        calibrated = calibrated_errors(held, view_of)
-        nearby = nearby_errors(held, view_of)
+        calibrated = calibrated_errors(held, view_of, waits)
+        nearby = nearby_errors(held, view_of, waits)
         found += [
             _score(what, plain, limit),
             _score(f"{what}, calibrated by one point", calibrated, 0.08),
             _score(f"{what}, calibrated by one within two octaves of its load", nearby, 0.08),
         ]
-    found.append(_score("TTFT, calibrated by the other loads of its system", swept_errors(held, ttft_of), 0.08))
+    found.append(_score("TTFT, calibrated by the other loads of its system", swept_errors(held, ttft_of, waits), 0.08))
     return [one for one in found if one.rows]
 
 
-def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+def calibrated_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None], waits: Waits) -> list[float]:
     """Each system's first row by id calibrates; its other rows are judged with that."""
     systems = _by_system(sorted(rows, key=lambda one: one.id), view_of)
     errors = []
     for first, *others in systems.values():
-        errors += [_transferred(first, view) / view.measured - 1 for view in others]
+        errors += [_transferred(first, view, waits) / view.measured - 1 for view in others]
     return errors
 
 
-def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None], waits: Waits) -> list[float]:
     """Each row's time to a first token calibrated by all other loads of its system: what a load test of several levels
     gives."""
     systems = _by_system(rows, view_of)
@@ -238,12 +247,13 @@ def swept_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None
         for index, view in enumerate(views):
             others = known[:index] + known[index + 1 :]
             if others:
-                planned = sum(view.terms.values()) * math.exp(expected(others, view.load))
+                told = expected(others, view.load, view.kin, waits.get(view.group, ()))
+                planned = sum(view.terms.values()) * math.exp(told)
                 errors.append(planned / view.measured - 1)
     return errors
 
 
-def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]) -> list[float]:
+def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None], waits: Waits) -> list[float]:
     """Each row calibrated by the nearest load of its system, where there is one within `NEARBY`: what `--calibrate`
     gives whoever measures near what is asked, the rest that terms don't explain included."""
     systems = _by_system(sorted(rows, key=lambda one: one.id), view_of)
@@ -252,7 +262,7 @@ def nearby_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | Non
         for view in views:
             others = [other for other in views if other is not view and view.octaves(other) <= NEARBY]
             if others:
-                errors.append(_transferred(min(others, key=view.octaves), view) / view.measured - 1)
+                errors.append(_transferred(min(others, key=view.octaves), view, waits) / view.measured - 1)
     return errors
 
 
@@ -266,11 +276,12 @@ def _by_system(rows: Iterable[Judged], view_of: Callable[[Judged], View | None])
     return systems
 
 
-def _transferred(near: View, view: View) -> float:
+def _transferred(near: View, view: View, waits: Waits) -> float:
     """As `Factors` does: moved terms, times what is left of the near load's rest; without a noise, the rest alone."""
     if near.noise is None:
         known = [(near.load, math.log(near.measured / sum(near.terms.values())))]
-        return sum(view.terms.values()) * math.exp(expected(known, view.load))
+        told = expected(known, view.load, view.kin, waits.get(view.group, ()))
+        return sum(view.terms.values()) * math.exp(told)
     factors = moved(near.terms, {}, near.measured, noise=near.noise)
     rest = near.measured / predicted(near.terms, factors)
     kept: float = rest ** (TPOT_FADE ** view.octaves(near))
@@ -287,7 +298,7 @@ def near_errors(rows: Sequence[Judged], view_of: Callable[[Judged], View | None]
             planned = sum(view.terms.values())
             others = [other for other in views if other is not view]
             near = min(others, key=lambda other: abs(math.log(sum(other.terms.values()) / planned)))
-            errors.append(_transferred(near, view) / view.measured - 1)
+            errors.append(_transferred(near, view, {}) / view.measured - 1)
     return errors
 
 
@@ -308,66 +319,13 @@ def _score(what: str, errors: Sequence[float], limit: float) -> SpeedScore:
     )
 
 
-def fit(rows: Sequence[Row], *, source: str, as_of: str) -> SpeedFacts:
-    """Constants from the half of the rows that is for fitting: per engine and kind of model, and for all engines."""
-    half = [row for row in rows if row.measured.is_for_fitting and not row.queues]
-    groups: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in half:
-        groups[row.group].append(row)
-        groups[row.moe].append(row)
-    gpus = sorted({row.measured.gpu for row in half})
-    found = {name: _constants(members) for name, members in sorted(groups.items()) if len(members) >= 30}
-    return SpeedFacts(source=source, as_of=as_of, gpus=tuple(gpus), groups=found)
-
-
-def _constants(rows: Sequence[Row]) -> Constants:
-    with_ttft = [row for row in rows if row.has_ttft]
-    plain = [row for row in rows if (row.measured.ttft_ms or 0) <= QUEUED_MS]
-    tpot = fit_terms([row.tpot_terms for row in plain], [row.measured.tpot_ms for row in plain])
-    ttft = fit_terms([row.ttft_terms for row in with_ttft], [row.measured.ttft_ms or 0.0 for row in with_ttft])
-    whole = Spread(1, 1)
-    rough = Constants(
-        rows=len(rows),
-        tpot={name: round(value, 4) for name, value in tpot.items()},
-        ttft={name: round(value, 4) for name, value in ttft.items()},
-        tpot_spread=whole,
-        ttft_spread=whole,
-        calibrated_tpot_spread=whole,
-        calibrated_ttft_spread=whole,
-    )
-    facts = SpeedFacts(source="", as_of="", gpus=(), groups={rows[0].group: rough})
-    judged = [_judged(msgspec.structs.replace(row, group=rows[0].group), facts) for row in plain]
-    calibrated = {noise: [msgspec.structs.replace(row, noise=noise) for row in judged] for noise in NOISES}
-    tpot_spread, tpot_noise = min(
-        ((_spread(near_errors(found, tpot_of)), noise) for noise, found in calibrated.items()), key=_width
-    )
-    return msgspec.structs.replace(
-        rough,
-        tpot_spread=_spread([row.tpot_error for row in judged]),
-        ttft_spread=_spread([row.ttft_error for row in judged if row.ttft_error is not None]),
-        calibrated_tpot_spread=tpot_spread,
-        calibrated_ttft_spread=_spread(near_errors(judged, ttft_of)),
-        tpot_noise=tpot_noise,
-    )
-
-
-def _width(found: tuple[Spread, float]) -> float:
-    return found[0].width
-
-
-def _spread(errors: Sequence[float]) -> Spread:
-    """Measured / planned."""
-    ratios = sorted(1 / (1 + error) for error in errors) or [1.0]
-    low, high = (ratios[min(len(ratios) - 1, int(share * len(ratios)))] for share in (0.1, 0.9))
-    return Spread(round(low, 3), round(high, 3))
-
-
 def coverage(rows: Sequence[Row], judged: Sequence[Judged], facts: SpeedFacts) -> float:
     """Of held-out TPOTs, those inside the interval of their plan, which is made to hold four in five."""
     inside = total = 0
     for row, one in zip(rows, judged, strict=True):
         if one.is_held_out and not one.queues:
-            spread = (facts.groups.get(row.group) or facts.groups[row.moe]).tpot_spread
+            constants, known = facts.groups.get(row.group) or facts.groups[row.moe], facts.published.get(row.group)
+            spread, _ = plain_spreads(constants, known, beside_published(row.kin, known), is_fitted=True)
             total += 1
             inside += spread.low <= one.tpot_ms / one.planned_tpot_ms <= spread.high
     return inside / total if total else 0.0

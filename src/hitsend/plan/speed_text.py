@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 
+from hitsend.plan.constants import speed_facts
+from hitsend.plan.published import Beside
 from hitsend.plan.roofline import Phase
-from hitsend.plan.speed import Interval, SpeedPlan, speed_facts
+from hitsend.plan.speed import Interval, SpeedPlan
+from hitsend.plan.transfer import NEARBY, typical_errors
 
 _PARTS = {
     "weights": "reading weights",
@@ -23,6 +26,9 @@ _PARTS = {
     "mix_experts": "others' prompts",
 }
 """What a term is called; the others are time per layer, whatever a step holds."""
+
+SAME_LIKENESS = 0.99
+"""From which on a published system is the asked one."""
 
 
 def parts_of(plan: SpeedPlan) -> dict[str, float]:
@@ -62,8 +68,9 @@ def explain_speed(plan: SpeedPlan, before: SpeedPlan | None = None) -> list[str]
         lines.append(f"capacity: {fits}, {wanted:,.1f} are asked for")
     lines.append(f"limited by: {next(iter(parts), 'nothing')}")
     lines.append(_source_line(plan, is_calibrated=before is not None))
+    lines += _published_lines(plan)
     if before is not None:
-        lines.append(_shrunk_line(plan, before))
+        lines += [_shrunk_line(plan, before), *_distance_lines(plan)]
     elif shape.weights.startswith("gguf") or asked.engine in {"llama.cpp", "hitsend"}:
         lines.append(f"unsure: no measurement of {asked.engine} was fitted; --calibrate FILE makes it yours")
     return lines
@@ -91,7 +98,7 @@ def _source_line(plan: SpeedPlan, *, is_calibrated: bool) -> str:
     of = "all engines" if engine == "any" else engine
     fitted = f"{plan.constants.rows} measured rows of {of} ({kind}, {', '.join(facts.gpus)}), {facts.as_of}"
     outside = "" if plan.is_fitted else "; this GPU or engine isn't among them, so the interval is twice as wide"
-    outside = "; the interval is that of a system that measured itself" if is_calibrated else outside
+    outside = "; the interval widens with the distance of the measured load" if is_calibrated else outside
     return f"constants: fitted to {fitted}; intervals hold four in five{outside}"
 
 
@@ -100,6 +107,80 @@ def _shrunk_line(plan: SpeedPlan, before: SpeedPlan) -> str:
     if plan.ttft_ms is not None and before.ttft_ms is not None:
         told.append(f"TTFT {_pair(before.ttft_ms)} to {_pair(plan.ttft_ms)}")
     return f"calibration: {', '.join(told)}; width {width(before.tpot_ms):.0%} to {width(plan.tpot_ms):.0%} of TPOT"
+
+
+def _published_lines(plan: SpeedPlan) -> list[str]:
+    tpot, ttft = plan.published
+    if tpot.nearest is None:
+        return []
+    kin = tpot.nearest
+    experts = ", experts divided" if kin.ep else ""
+    moves = f"TPOT x {moved_by(plan.terms, tpot):.2f}, TTFT x {moved_by(plan.ttft_terms, ttft):.2f}"
+    best = f"{kin.model} ({kin.weights}) on {kin.tp} x {kin.gpu}{experts}"
+    return [
+        f"published systems of {plan.question.engine} like this: {moves}; the most like ({tpot.likeness:.0%}) is {best}"
+    ]
+
+
+def moved_by(terms: dict[str, float], said: Beside) -> float:
+    """What all factors together make of a sum that they are in."""
+    before = sum(value / said.factors.get(name, 1.0) for name, value in terms.items())
+    return sum(terms.values()) / before if before else 1.0
+
+
+def distance_of(plan: SpeedPlan) -> dict[str, Any] | None:
+    """How far the measured loads are from the asked one, what that means, and which load to measure instead; None
+    without a calibration."""
+    asked = plan.question
+    load = (float(asked.batch), float(asked.input), float(asked.output))
+    near = plan.factors.nearest(load, with_ttft=True) or plan.factors.nearest(load)
+    if near is None:
+        return None
+    each, octaves = near.each(*load), near.octaves(*load)
+    tpot, ttft = typical_errors(octaves, is_published=_is_published(plan))
+    is_near = octaves <= NEARBY
+    wanted = {"concurrency": asked.batch, "input": asked.input, "output": asked.output}
+    return {
+        "nearest": {"concurrency": near.batch, "input": near.input, "output": near.output},
+        "has_ttft": near.ttft is not None,
+        "octaves": dict(zip(wanted, each, strict=True)) | {"all": octaves},
+        "is_near": is_near,
+        "typical_tpot_error": tpot,
+        "typical_ttft_error": ttft if near.ttft is not None else None,
+        "measure_instead": None if is_near else wanted,
+    }
+
+
+def _is_published(plan: SpeedPlan) -> bool:
+    """This system is among those that everything was fitted to."""
+    return plan.published[0].likeness >= SAME_LIKENESS
+
+
+def _distance_lines(plan: SpeedPlan) -> list[str]:
+    found = distance_of(plan)
+    if found is None:
+        return []
+    at, octaves = found["nearest"], found["octaves"]
+    where = f"{at['concurrency']:,.0f} at once, {at['input']:,.0f} in, {at['output']:,.0f} out"
+    parts = ", ".join(f"{name} {octaves[name]:.1f}" for name in ("concurrency", "input", "output"))
+    first = found["typical_ttft_error"]
+    ttft = "no time to a first token was measured" if first is None else f"TTFT {first:.1%}"
+    off = f"TPOT {found['typical_tpot_error']:.1%}, {ttft}"
+    kind = "published" if _is_published(plan) else "unpublished"
+    lines = [
+        (
+            f"measured: {where}, {octaves['all']:.1f} octaves from what is asked ({parts}); plans of {kind} systems "
+            f"from one load so far away were off by {off} in the median"
+        )
+    ]
+    wanted = found["measure_instead"]
+    if wanted is not None:
+        near_tpot, near_ttft = typical_errors(1.0, is_published=_is_published(plan))
+        lines.append(
+            f"far: measure the asked load for TPOT {near_tpot:.1%}, TTFT {near_ttft:.1%}: hitsend load --concurrency "
+            f"{wanted['concurrency']} --input {wanted['input']} --output {wanted['output']} --json"
+        )
+    return lines
 
 
 def width(interval: Interval) -> float:
@@ -116,6 +197,17 @@ def _short(value: float) -> str:
         if value >= size:
             return f"{value / size:,.3g} {letter}"
     return f"{value:,.3g} "
+
+
+def _phase_document(phase: Phase) -> dict[str, Any]:
+    return {
+        "flops": phase.flops,
+        "bytes": phase.bytes,
+        "intensity_flops_per_byte": phase.intensity,
+        "ridge_flops_per_byte": phase.ridge,
+        "side": phase.side,
+        "ideal_ms": phase.ideal_s * 1e3,
+    }
 
 
 def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str, Any]:
@@ -144,18 +236,13 @@ def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str
         "expected_tokens_per_pass": plan.expected_per_pass,
         "limited_by": next(iter(parts_of(plan)), None),
         "step_ms": parts_of(plan),
-        "phases": {
-            phase.name: {
-                "flops": phase.flops,
-                "bytes": phase.bytes,
-                "intensity_flops_per_byte": phase.intensity,
-                "ridge_flops_per_byte": phase.ridge,
-                "side": phase.side,
-                "ideal_ms": phase.ideal_s * 1e3,
-            }
-            for phase in (plan.prefill, plan.decode)
-        },
+        "phases": {phase.name: _phase_document(phase) for phase in (plan.prefill, plan.decode)},
         "is_fitted": plan.is_fitted,
+        "published": {
+            "likeness": plan.published[0].likeness,
+            "tpot_factor": moved_by(plan.terms, plan.published[0]),
+            "ttft_factor": moved_by(plan.ttft_terms, plan.published[1]),
+        },
         "explain": explain_speed(plan, before),
     }
     if before is not None:
@@ -164,5 +251,6 @@ def speed_document(plan: SpeedPlan, before: SpeedPlan | None = None) -> dict[str
             "tpot_width_after": width(plan.tpot_ms),
             "ttft_width_before": None if before.ttft_ms is None else width(before.ttft_ms),
             "ttft_width_after": None if plan.ttft_ms is None else width(plan.ttft_ms),
+            **(distance_of(plan) or {}),
         }
     return found

@@ -16,6 +16,7 @@ from hitsend.plan.checkpoint import Checkpoint
 
 METHODS = ("full", "lora", "qlora")
 CHECKPOINTING = ("none", "selective", "full")
+LEAST_MFU = 0.0001
 CHINCHILLA_RATIO = 20
 """Tokens per parameter at which a training budget is best spent (Hoffmann et al., arXiv 2203.15556)."""
 NF4_BYTES = Fraction(1, 2)
@@ -290,11 +291,16 @@ def training_flops(params: int, tokens: int, method: str = "full") -> float:
     return float((6 if method == "full" else 4) * params * tokens)
 
 
+def check_mfu(mfu: float) -> None:
+    """Raises ConfigError, also where nothing is asked that depends on it."""
+    if not LEAST_MFU <= mfu <= 1:
+        raise ConfigError(f"--mfu is {mfu}, needed is {LEAST_MFU} to 1")
+
+
 def training_hours(flops: float, *, gpus: int, peak_flops: float, mfu: float) -> float:
     """flops / (gpus * peak * MFU) (model FLOPs utilisation: PaLM, arXiv 2204.02311, appendix B). Recomputed operations
     don't count as useful, so they are in the MFU."""
-    if not 0 < mfu <= 1:
-        raise ConfigError(f"--mfu is {mfu}, needed is above 0 and at most 1")
+    check_mfu(mfu)
     return flops / (gpus * peak_flops * mfu) / 3600
 
 

@@ -8,17 +8,20 @@ from typing import Any
 
 import msgspec
 
+from hitsend.core.errors import ConfigError
 from hitsend.plan.facts import Gpu
 from hitsend.plan.training import (
     ALGORITHMS,
     CHINCHILLA_RATIO,
     OPTIMIZERS,
     TrainPlan,
+    check_mfu,
     lifetimes,
     training_hours,
 )
 
 GB = 10**9
+MOST_USD = 10**9
 SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.15)
 
 
@@ -64,7 +67,11 @@ def train_document(plan: TrainPlan, money: TrainMoney) -> dict[str, Any]:
 
 
 def hours_of(plan: TrainPlan, money: TrainMoney) -> float | None:
-    """None where tokens, or a GPU's rate, aren't known."""
+    """None where tokens, or a GPU's rate, aren't known. Raises ConfigError."""
+    check_mfu(money.mfu)
+    price = money.usd_per_gpu_hour
+    if price is not None and not 0 <= price <= MOST_USD:
+        raise ConfigError(f"--usd-per-gpu-hour is {price}, needed is 0 to {MOST_USD:,}")
     if plan.flops is None or money.gpu is None or money.gpu.bf16_flops is None:
         return None
     return training_hours(plan.flops, gpus=plan.question.gpus, peak_flops=money.gpu.bf16_flops, mfu=money.mfu)

@@ -8,8 +8,7 @@ two organisations is two applications. Next: `rights.py`.
 from typing import Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, and_, insert, select, update
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InvalidRequest, NotFound
@@ -56,10 +55,13 @@ class PrincipalStore:
         """Store a new one. Raises InvalidRequest for names that can't be one or are taken, StorageFailed."""
         check_path(kind, path)
         made = StoredPrincipal(kind, path, changed(Terms(), change), self._clock.wall())
-        async with changing(self._database) as connection:
-            if await _row(connection, kind, path) is not None:
+
+        def add(connection: Connection) -> None:
+            if _row(connection, kind, path) is not None:
                 raise InvalidRequest(f"{kind} {'/'.join(path)!r} exists already", param=kind)
-            await _insert(connection, made)
+            _insert(connection, made)
+
+        await changing(self._database, add)
         return info(made)
 
     async def list(self, kind: PrincipalKind) -> tuple[PrincipalInfo, ...]:
@@ -78,7 +80,7 @@ class PrincipalStore:
     async def get(self, kind: LevelKind, path: Path) -> PrincipalInfo:
         """One; the global level is always there. Raises NotFound, StorageFailed."""
         async with reading(self._database) as connection:
-            found = await _row(connection, kind, path)
+            found = await connection.run_sync(_row, kind, path)
         if found is None and kind != "global":
             raise _no_such(kind, path)
         return info(found or StoredPrincipal("global", (), Terms(), 0.0))
@@ -88,8 +90,9 @@ class PrincipalStore:
     ) -> PrincipalInfo:
         """Change its terms, and disable or enable it. Raises NotFound, InvalidRequest, StorageFailed."""
         now = self._clock.wall()
-        async with changing(self._database) as connection:
-            found = await _row(connection, kind, path)
+
+        def replace(connection: Connection) -> StoredPrincipal:
+            found = _row(connection, kind, path)
             if found is None and kind != "global":
                 raise _no_such(kind, path)
             before = found or StoredPrincipal("global", (), Terms(), now)
@@ -98,11 +101,13 @@ class PrincipalStore:
                 disabled_at = (disabled_at or now) if is_disabled else None
             after = msgspec.structs.replace(before, terms=changed(before.terms, change), disabled_at=disabled_at)
             if found is None:
-                await _insert(connection, after)
+                _insert(connection, after)
             else:
                 values = terms_values(after.terms) | {"disabled_at": disabled_at}
-                await connection.execute(update(PRINCIPALS).where(_is(kind, path)).values(values))
-        return info(after)
+                connection.execute(update(PRINCIPALS).where(_is(kind, path)).values(values))
+            return after
+
+        return info(await changing(self._database, replace))
 
 
 def check_path(kind: LevelKind, path: Path) -> None:
@@ -153,16 +158,16 @@ def _is(kind: LevelKind, path: Path) -> ColumnElement[bool]:
     )
 
 
-async def _row(connection: AsyncConnection, kind: LevelKind, path: Path) -> StoredPrincipal | None:
-    found = (await connection.execute(select(PRINCIPALS).where(_is(kind, path)))).mappings().first()
+def _row(connection: Connection, kind: LevelKind, path: Path) -> StoredPrincipal | None:
+    found = connection.execute(select(PRINCIPALS).where(_is(kind, path))).mappings().first()
     return None if found is None else principal_of(dict(found))
 
 
-async def _insert(connection: AsyncConnection, made: StoredPrincipal) -> None:
+def _insert(connection: Connection, made: StoredPrincipal) -> None:
     names = dict(zip(FIELDS[made.kind], made.path, strict=True))
     values = terms_values(made.terms) | {f"{field}_name": names.get(field, "") for field in FIELDS["user"]}
     values |= {"kind": made.kind, "created_at": made.created_at, "disabled_at": made.disabled_at}
-    await connection.execute(insert(PRINCIPALS).values(values))
+    connection.execute(insert(PRINCIPALS).values(values))
 
 
 def _no_such(kind: LevelKind, path: Path) -> NotFound:

@@ -5,12 +5,12 @@ callers may do counts `access_changes` up in the same transaction, so a reader t
 database that fails is StorageFailed here, whoever asked. Next: `store.py`.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,6 +23,7 @@ from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import ACCESS_CHANGES, KEYS
 
 Path = tuple[str, ...]
+T = TypeVar("T")
 
 
 class StoredPrincipal(msgspec.Struct, frozen=True):
@@ -45,15 +46,16 @@ async def reading(database: Database) -> AsyncGenerator[AsyncConnection]:
         raise StorageFailed("keys and principals can't be read now", retry_after_s=1.0) from error
 
 
-@asynccontextmanager
-async def changing(database: Database) -> AsyncGenerator[AsyncConnection]:
-    """A transaction that changes what callers may do: running servers read again. Raises StorageFailed."""
-    count_up = update(ACCESS_CHANGES).values(version=ACCESS_CHANGES.c.version + 1)
+async def changing(database: Database, work: Callable[[Connection], T]) -> T:
+    """Run a transaction that changes what callers may do: running servers read again. Raises StorageFailed."""
+
+    def change(connection: Connection) -> T:
+        # first: two that change at once wait for each other here, and neither works on what the other replaces
+        connection.execute(update(ACCESS_CHANGES).values(version=ACCESS_CHANGES.c.version + 1))
+        return work(connection)
+
     try:
-        async with database.writing() as connection:
-            # first: two that change at once wait for each other here, and neither works on what the other replaces
-            await connection.execute(count_up)
-            yield connection
+        return await database.write(change)
     except SQLAlchemyError as error:
         raise StorageFailed("the database did not take the change", retry_after_s=1.0) from error
 
@@ -110,9 +112,9 @@ def names_value(names: tuple[str, ...] | None) -> str | None:
     return None if names is None else msgspec.json.encode(names).decode()
 
 
-async def key_row(connection: AsyncConnection, key_id: str) -> StoredKey | None:
+def key_row(connection: Connection, key_id: str) -> StoredKey | None:
     """One key."""
-    found = (await connection.execute(select(KEYS).where(KEYS.c.key_id == key_id))).mappings().first()
+    found = connection.execute(select(KEYS).where(KEYS.c.key_id == key_id)).mappings().first()
     return None if found is None else key_of(found)
 
 

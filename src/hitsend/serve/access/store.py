@@ -95,8 +95,11 @@ class KeyStore:
             "org_name": owner.org,
             "created_at": now,
         }
-        async with changing(self._database) as connection:
-            await connection.execute(insert(KEYS).values(values))
+
+        def add(connection: Connection) -> None:
+            connection.execute(insert(KEYS).values(values))
+
+        await changing(self._database, add)
         return NewKey(key_id, key, made.name, made.expires_at)
 
     async def list(self) -> tuple[KeyInfo, ...]:
@@ -112,20 +115,20 @@ class KeyStore:
     async def get(self, key_id: str) -> KeyInfo:
         """One key. Raises NotFound, StorageFailed."""
         async with reading(self._database) as connection:
-            stored = await key_row(connection, key_id)
+            stored = await connection.run_sync(key_row, key_id)
         if stored is None:
             raise _no_such_key()
         return info(stored)
 
     async def change(self, key_id: str, change: KeyChange) -> KeyInfo:
         """Change what it may do, from now on. Raises NotFound, InvalidRequest, StorageFailed."""
-        async with changing(self._database) as connection:
-            stored = await key_row(connection, key_id)
-            if stored is None:
-                raise _no_such_key()
-            after = _changed(stored, change, self.clock.wall())
-            await connection.execute(update(KEYS).where(KEYS.c.key_id == key_id).values(_values(after)))
-        return info(after)
+
+        def replace(connection: Connection) -> StoredKey:
+            after = _changed(_existing(connection, key_id), change, self.clock.wall())
+            connection.execute(update(KEYS).where(KEYS.c.key_id == key_id).values(_values(after)))
+            return after
+
+        return info(await changing(self._database, replace))
 
     async def rotate(self, key_id: str, overlap: str | float, expires_at: str | float | None = None) -> NewKey:
         """Give a key another secret. The one it had is good for `overlap` longer (0: ends now), an older one ends now.
@@ -137,10 +140,9 @@ class KeyStore:
         if not 0 <= lasting <= _OVERLAP_MAX_S:
             raise InvalidRequest(f"overlap must be from 0 to 366d, not {overlap!r}", param="overlap")
         now = self.clock.wall()
-        async with changing(self._database) as connection:
-            stored = await key_row(connection, key_id)
-            if stored is None:
-                raise _no_such_key()
+
+        def replace(connection: Connection) -> NewKey:
+            stored = _existing(connection, key_id)
             if expires_at is not None:
                 stored = msgspec.structs.replace(stored, expires_at=instant("expires_at", expires_at, now))
             if stored.revoked_at is not None or (stored.expires_at is not None and stored.expires_at <= now):
@@ -153,14 +155,19 @@ class KeyStore:
                 "rotated_at": now,
                 "expires_at": stored.expires_at,
             }
-            await connection.execute(update(KEYS).where(KEYS.c.key_id == key_id).values(values))
-        return NewKey(key_id, key, stored.name, stored.expires_at)
+            connection.execute(update(KEYS).where(KEYS.c.key_id == key_id).values(values))
+            return NewKey(key_id, key, stored.name, stored.expires_at)
+
+        return await changing(self._database, replace)
 
     async def revoke(self, key_id: str) -> KeyInfo:
         """End a key, for good; a second time changes nothing. Raises NotFound, StorageFailed."""
         ended = update(KEYS).where(KEYS.c.key_id == key_id, KEYS.c.revoked_at.is_(None))
-        async with changing(self._database) as connection:
-            await connection.execute(ended.values(revoked_at=self.clock.wall()))
+
+        def end(connection: Connection) -> None:
+            connection.execute(ended.values(revoked_at=self.clock.wall()))
+
+        await changing(self._database, end)
         return await self.get(key_id)
 
     async def snapshot(self, known_version: int | None = None) -> Snapshot | None:
@@ -183,7 +190,6 @@ class KeyStore:
                 connection.execute(update(KEYS).where(KEYS.c.key_id == key_id, is_older).values(last_used_at=at))
 
         try:
-            # not statement by statement from here: the write lock would wait for whatever else the loop does between
             await self._database.write(note)
         except SQLAlchemyError as error:
             raise StorageFailed("the database did not take when keys were used", retry_after_s=1.0) from error
@@ -234,6 +240,13 @@ def _values(key: StoredKey) -> dict[str, object]:
         "endpoints": names_value(key.endpoints),
         "expires_at": key.expires_at,
     }
+
+
+def _existing(connection: Connection, key_id: str) -> StoredKey:
+    stored = key_row(connection, key_id)
+    if stored is None:
+        raise _no_such_key()
+    return stored
 
 
 def _no_such_key() -> NotFound:

@@ -63,8 +63,8 @@ class Database:
         self._limit_s = settings.connect_timeout_s + settings.command_timeout_s if self._is_remote else None
         reading = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self._is_remote else {}
         self._reading = engine.execution_options(**reading)
-        self._writing = engine.execution_options(hitsend_writes=True)
-        # one hop to a thread per transaction; the asynchronous driver makes several per statement
+        # one hop to a thread per transaction; the asynchronous driver makes several per statement, and would keep the
+        # write lock for as long as the event loop does other things between them
         self._thread = None if self._is_remote else SqliteThread(engine.url)
 
     @classmethod
@@ -97,25 +97,18 @@ class Database:
         async with self._watched(), self._reading.connect() as connection:
             yield connection
 
-    @asynccontextmanager
-    async def writing(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that commits when the block ends well, else leaves no trace. Raises DatabaseAway.
-
-        Then it is not known whether it was committed, if the block had ended.
-        """
-        async with self._watched(), self._writing.begin() as connection:
-            yield connection
-
     async def write(self, work: Callable[[Connection], T], *, may_lag: bool = False) -> T:
-        """Run it inside one transaction, which is durable when this returns. Raises as `writing`.
+        """Run it inside one transaction, which is durable when this returns, and leaves no trace when `work` raises.
 
-        With `may_lag` it need not survive a power cut before the next one that is durable, or `sync` (it does survive
-        the death of this process, and of the database's).
+        On SQLite it runs in a thread, from its BEGIN to its COMMIT without the event loop, also when nobody waits any
+        more. With `may_lag` it need not survive a power cut before the next one that is durable, or `sync` (it does
+        survive the death of this process, and of the database's). Raises what `work` raises, and DatabaseAway: then it
+        is not known whether it was committed, if `work` had ended.
         """
-        if self._thread is None:
-            async with self.writing() as connection:
-                return await connection.run_sync(work)
-        return await self._thread.write(work, may_lag=may_lag)
+        if self._thread is not None:
+            return await self._thread.write(work, may_lag=may_lag)
+        async with self._watched(), self.engine.begin() as connection:
+            return await connection.run_sync(work)
 
     async def sync(self) -> None:
         """Return when all that lagged is durable; on PostgreSQL nothing does. Raises OSError."""
@@ -132,8 +125,7 @@ class Database:
         from hitsend.serve.database import migrate  # noqa: PLC0415
 
         if not self._is_remote:
-            async with self.writing() as connection:
-                await connection.run_sync(migrate.upgrade)
+            await self.write(migrate.upgrade)
             return
         from hitsend.serve.database import postgres  # noqa: PLC0415
 

@@ -1,11 +1,12 @@
 """What SQLite is told, and the thread that writes to it.
 
 Enters: transactions. Leaves: their results. Always true: writers take the write lock when their transaction begins (no
-upgrade deadlocks); WAL mode with `synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost
-(one fsync per commit) is shared by all requests of a group, see `writer.py`. A transaction that may lag commits without
-an fsync: it is in the log, so the death of any process leaves it there, and the next full commit, or `sync`, takes it
-to the disk; order is kept. The log is moved into the file by a thread of its own, so that no commit waits for that,
-unless it grew to `MAX_LOG_PAGES`. Next: `writer.py`.
+upgrade deadlocks), and give it back without the event loop, which may have other things to do; WAL mode with
+`synchronous=FULL`, so that a commit survives a power cut, not only a kill: the cost (one fsync per commit) is shared by
+all requests of a group, see `writer.py`. A transaction that may lag commits without an fsync: it is in the log, so the
+death of any process leaves it there, and the next full commit, or `sync`, takes it to the disk; order is kept. The log
+is moved into the file by a thread of its own, so that no commit waits for that, unless it grew to `MAX_LOG_PAGES`.
+Next: `writer.py`.
 """
 
 import asyncio
@@ -69,11 +70,20 @@ class LoneThread:
             work, future = job
             try:
                 tell = partial(future.set_result, work())
+            except StopIteration as error:  # no future takes it: whoever waits would wait forever
+                tell = partial(future.set_exception, _told_otherwise(error))
             except BaseException as error:  # noqa: BLE001  # whoever waits gets it
                 tell = partial(future.set_exception, error)
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 future.get_loop().call_soon_threadsafe(_tell, future, tell)
             del job, work, future, tell
+
+
+def _told_otherwise(error: StopIteration) -> RuntimeError:
+    """As a coroutine that raises it does."""
+    told = RuntimeError("a transaction raised StopIteration")
+    told.__cause__ = error
+    return told
 
 
 def _tell(future: asyncio.Future[Any], tell: Callable[[], None]) -> None:

@@ -1,22 +1,21 @@
 """The one writer: many operations, one transaction, one fsync.
 
-Enters: operations, each a function of a connection. Leaves: their results, once they are durable (or only committed,
-where that is enough: `may_lag`). Always true: operations run in the order in which they were submitted; when a group
-fails, each of its operations is tried once more, alone, so that a bad one ends nobody else's; when the database was
-lost, the whole group is tried once more on a new connection, and a database that hangs is not asked twice; an operation
-may run twice and must therefore be idempotent; one that was submitted runs even if nobody waits for it any more.
-Next: `usage/ledger.py`.
+Enters: operations, each a function of a connection, which the event loop doesn't run. Leaves: their results, once they
+are durable (or only committed, where that is enough: `may_lag`). Always true: operations run in the order in which they
+were submitted; when a group fails, each of its operations is tried once more, alone, so that a bad one ends nobody
+else's; when the database was lost, the whole group is tried once more on a new connection, and a database that hangs is
+not asked twice; an operation may run twice and must therefore be idempotent; one that was submitted runs even if nobody
+waits for it any more. Next: `usage/ledger.py`.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.errors import StorageFailed
 from hitsend.serve.database.connection import Database, DatabaseAway
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 A = TypeVar("A")
-Operation = Callable[[AsyncConnection], Awaitable[T]]
+Operation = Callable[[Connection], T]
 Bulk = Callable[[Connection, Sequence[A]], list[T]]
 """One function for all arguments that a group brings for it: a few statements instead of some for each."""
 
@@ -185,20 +184,22 @@ class Writer:
         return None
 
     async def _transact(self, group: list[_Item]) -> list[Any]:
-        bulks = _bulks(group)
-        if all(item.bulk is not None for item in group):
-            may_lag = all(item.may_lag for item in group)
-            done = await self._database.write(partial(_run_bulks, bulks=bulks), may_lag=may_lag)
-            return [done[id(item)] for item in group]
-        results: dict[int, Any] = {}
-        async with self._database.writing() as connection:
-            for item in group:
-                if item.operation is not None:
-                    results[id(item)] = await item.operation(connection)
-                elif id(item) not in results and item.bulk is not None:
-                    together = {item.bulk: bulks[item.bulk]}
-                    results |= await connection.run_sync(_run_bulks, together)
-        return [results[id(item)] for item in group]
+        may_lag = all(item.may_lag for item in group)
+        return await self._database.write(partial(_run, group=group), may_lag=may_lag)
+
+
+def _run(connection: Connection, group: Sequence[_Item]) -> list[Any]:
+    """All of it, without the event loop: on SQLite one job of its thread, so nobody's write lock waits for a turn."""
+    bulks = _bulks(group)
+    results: dict[int, Any] = {}
+    for item in group:
+        if item.operation is not None:
+            results[id(item)] = item.operation(connection)
+        elif item.bulk is not None and id(item) not in results:
+            together = bulks[item.bulk]
+            done = item.bulk(connection, [one.argument for one in together])
+            results |= {id(one): result for one, result in zip(together, done, strict=True)}
+    return [results[id(item)] for item in group]
 
 
 def _bulks(group: Sequence[_Item]) -> dict[Bulk[Any, Any], list[_Item]]:
@@ -207,15 +208,6 @@ def _bulks(group: Sequence[_Item]) -> dict[Bulk[Any, Any], list[_Item]]:
         if item.bulk is not None:
             found.setdefault(item.bulk, []).append(item)
     return found
-
-
-def _run_bulks(connection: Connection, bulks: dict[Bulk[Any, Any], list[_Item]]) -> dict[int, Any]:
-    """Results by the items' identity."""
-    results: dict[int, Any] = {}
-    for bulk, items in bulks.items():
-        done = bulk(connection, [item.argument for item in items])
-        results |= {id(item): result for item, result in zip(items, done, strict=True)}
-    return results
 
 
 def _give_up(item: _Item, error: BaseException) -> None:

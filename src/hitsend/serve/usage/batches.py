@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, true, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, true, update
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InvalidRequest, NotFound, RateLimitExceeded
@@ -249,63 +248,63 @@ def _is_line(batch_id: str, line: int) -> ColumnElement[bool]:
     return and_(BATCH_LINES.c.batch_id == batch_id, BATCH_LINES.c.line_number == line)
 
 
-async def _create(connection: AsyncConnection, batch: Batch, most: int) -> int | None:
+def _create(connection: Connection, batch: Batch, most: int) -> int | None:
     taken = select(BATCHES.c.batch_id).where(BATCHES.c.batch_id == batch.batch_id)
-    if (await connection.execute(taken)).scalar() is not None:
+    if connection.execute(taken).scalar() is not None:
         return None
     counted = select(func.count()).where(_visible(Whose(batch.key_id)), BATCHES.c.status.not_in(OVER))
-    num_open = int((await connection.execute(counted.select_from(BATCHES))).scalar_one())
+    num_open = int(connection.execute(counted.select_from(BATCHES)).scalar_one())
     if num_open >= most:
         return num_open
-    await connection.execute(insert(BATCHES), msgspec.structs.asdict(batch))
+    connection.execute(insert(BATCHES), msgspec.structs.asdict(batch))
     return None
 
 
-async def _cancel(connection: AsyncConnection, batch_id: str, seen_by: Whose, now: float) -> None:
+def _cancel(connection: Connection, batch_id: str, seen_by: Whose, now: float) -> None:
     this = and_(BATCHES.c.batch_id == batch_id, _visible(seen_by), BATCHES.c.status.in_(("validating", "in_progress")))
-    await connection.execute(update(BATCHES).where(this).values(status="cancelling", cancelling_at=now))
+    connection.execute(update(BATCHES).where(this).values(status="cancelling", cancelling_at=now))
 
 
-async def _claim(connection: AsyncConnection, batch_id: str, before: str | None, owner: str, until: float) -> bool:
+def _claim(connection: Connection, batch_id: str, before: str | None, owner: str, until: float) -> bool:
     """Only where it is still the one's whose it was: of two that try, one succeeds."""
     was = BATCHES.c.owner.is_(None) if before is None else or_(BATCHES.c.owner == before, BATCHES.c.owner == owner)
     this = and_(BATCHES.c.batch_id == batch_id, was, BATCHES.c.status.not_in(OVER))
-    claimed = await connection.execute(update(BATCHES).where(this).values(owner=owner, lease_until=until))
+    claimed = connection.execute(update(BATCHES).where(this).values(owner=owner, lease_until=until))
     return claimed.rowcount > 0
 
 
-async def _renew(connection: AsyncConnection, owner: str, until: float) -> frozenset[str]:
+def _renew(connection: Connection, owner: str, until: float) -> frozenset[str]:
     own = and_(BATCHES.c.owner == owner, BATCHES.c.status.not_in(OVER))
-    await connection.execute(update(BATCHES).where(own).values(lease_until=until))
-    return frozenset((await connection.execute(select(BATCHES.c.batch_id).where(own))).scalars())
+    connection.execute(update(BATCHES).where(own).values(lease_until=until))
+    return frozenset(connection.execute(select(BATCHES.c.batch_id).where(own)).scalars())
 
 
-async def _release(connection: AsyncConnection, owner: str, batch_id: str) -> None:
+def _release(connection: Connection, owner: str, batch_id: str) -> None:
     own = and_(BATCHES.c.batch_id == batch_id, BATCHES.c.owner == owner)
-    await connection.execute(update(BATCHES).where(own).values(owner=None, lease_until=0.0))
+    connection.execute(update(BATCHES).where(own).values(owner=None, lease_until=0.0))
 
 
-async def _move(connection: AsyncConnection, batch_id: str, of: Sequence[str], values: dict[str, Any]) -> None:
+def _move(connection: Connection, batch_id: str, of: Sequence[str], values: dict[str, Any]) -> None:
     this = and_(BATCHES.c.batch_id == batch_id, BATCHES.c.status.in_(of))
-    await connection.execute(update(BATCHES).where(this).values(**values))
+    connection.execute(update(BATCHES).where(this).values(**values))
 
 
-async def _put(connection: AsyncConnection, row: dict[str, Any]) -> None:
+def _put(connection: Connection, row: dict[str, Any]) -> None:
     """The answer and the count together; what is there already stays, and what is over takes nothing more."""
     is_open = select(BATCHES.c.batch_id).where(BATCHES.c.batch_id == row["batch_id"], BATCHES.c.status.not_in(OVER))
-    if (await connection.execute(is_open.with_for_update())).scalar() is None:
+    if connection.execute(is_open.with_for_update()).scalar() is None:
         return
     there = select(BATCH_LINES.c.line_number).where(_is_line(row["batch_id"], row["line_number"]))
-    if (await connection.execute(there)).scalar() is not None:
+    if connection.execute(there).scalar() is not None:
         return
-    await connection.execute(insert(BATCH_LINES), row)
+    connection.execute(insert(BATCH_LINES), row)
     count = BATCHES.c.num_failed if row["is_failed"] else BATCHES.c.num_completed
     counting = update(BATCHES).where(BATCHES.c.batch_id == row["batch_id"]).values({count: count + 1})
-    await connection.execute(counting)
+    connection.execute(counting)
 
 
-async def _end(
-    connection: AsyncConnection,
+def _end(
+    connection: Connection,
     batch_id: str,
     values: dict[str, Any],
     made: Sequence[dict[str, Any]],
@@ -313,21 +312,21 @@ async def _end(
 ) -> bool:
     """Run twice, it finds its own end."""
     this = and_(BATCHES.c.batch_id == batch_id, BATCHES.c.status.not_in(OVER), written)
-    ended = await connection.execute(update(BATCHES).where(this).values(**values, owner=None))
+    ended = connection.execute(update(BATCHES).where(this).values(**values, owner=None))
     if not ended.rowcount:
-        row = (await connection.execute(select(BATCHES).where(BATCHES.c.batch_id == batch_id))).mappings().first()
+        row = connection.execute(select(BATCHES).where(BATCHES.c.batch_id == batch_id)).mappings().first()
         names = ("status", "output_file_id", "error_file_id")
         return row is not None and all(row[name] == values[name] for name in names)
     if made:
-        await connection.execute(insert(FILES), made)
-    await connection.execute(delete(BATCH_LINES).where(BATCH_LINES.c.batch_id == batch_id))
+        connection.execute(insert(FILES), made)
+    connection.execute(delete(BATCH_LINES).where(BATCH_LINES.c.batch_id == batch_id))
     return True
 
 
-async def _prune(connection: AsyncConnection, oldest: float) -> int:
+def _prune(connection: Connection, oldest: float) -> int:
     old = select(BATCHES.c.batch_id).where(BATCHES.c.status.in_(OVER), BATCHES.c.created_at < oldest).limit(PAGE_ROWS)
-    gone = list((await connection.execute(old)).scalars())
+    gone = list(connection.execute(old).scalars())
     if gone:
-        await connection.execute(delete(BATCHES).where(BATCHES.c.batch_id.in_(gone)))
-        await connection.execute(delete(BATCH_LINES).where(BATCH_LINES.c.batch_id.in_(gone)))
+        connection.execute(delete(BATCHES).where(BATCHES.c.batch_id.in_(gone)))
+        connection.execute(delete(BATCH_LINES).where(BATCH_LINES.c.batch_id.in_(gone)))
     return len(gone)

@@ -20,19 +20,19 @@ from hitsend.serve.usage.rows import (
     SETTLED,
     Hold,
     LedgerRow,
-    find_row_now,
+    find_row,
     hold_values,
-    insert_hold_now,
-    insert_row_now,
+    insert_hold,
+    insert_row,
 )
 
 Taken = Literal["taken", "used before"] | DayNeurons
 
 
 def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]]) -> list[Taken]:
-    """Take (hold, owner, lease_until) each. See `insert_hold_now`; where a day's limit counts, one after the other."""
+    """Take (hold, owner, lease_until) each. See `insert_hold`; where a day's limit counts, one after the other."""
     if _is_alone(connection, holds) or any(hold.request.neurons_limit_micro is not None for hold, _, _ in holds):
-        return [insert_hold_now(connection, *each) for each in holds]
+        return [insert_hold(connection, *each) for each in holds]
     values = [(*hold_values(hold).values(), owner, lease_until) for hold, owner, lease_until in holds]
     is_lone = len(holds) == 1 and connection.dialect.name == "sqlite"
     if is_lone and insert_unless_taken(connection, HOLDS, HELD, values[0], (LEDGER.c.request_id, HOLDS.c.request_id)):
@@ -55,7 +55,7 @@ def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) ->
     """Write the rows of (row, owner) and remove their holds. A row that stands already stays, and is returned."""
     rows = [row for row, _ in ended]
     if _is_alone(connection, rows):
-        standing = None if insert_row_now(connection, *ended[0]) else find_row_now(connection, rows[0].request_id)
+        standing = None if insert_row(connection, *ended[0]) else find_row(connection, rows[0].request_id)
         connection.execute(delete(HOLDS).where(HOLDS.c.hold_id == rows[0].hold_id))
         return [standing or rows[0]]
     asked = [row.request_id for row in rows]
@@ -66,7 +66,7 @@ def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) ->
         settled = [(*msgspec.structs.astuple(row), owners[row.request_id]) for row in fresh.values()]
         insert_many(connection, LEDGER, SETTLED, settled)
     delete_in(connection, HOLDS.c.hold_id, [row.hold_id for row in rows])
-    return [fresh.get(row.request_id) or find_row_now(connection, row.request_id) or row for row in rows]
+    return [fresh.get(row.request_id) or find_row(connection, row.request_id) or row for row in rows]
 
 
 def _is_alone(connection: Connection, several: Sequence[object]) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, true
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, true
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -130,8 +130,8 @@ class FileStore:
         self._receiving[key_id] += 1
         try:
             async with reading(self._database) as connection:
-                stored = await _stored(connection, key_id)
-                num_files = await _num_files(connection, key_id)
+                stored = await connection.run_sync(_stored, key_id)
+                num_files = await connection.run_sync(_num_files, key_id)
             if stored >= self.settings.stored_bytes:
                 raise self.too_much(stored, 1)
             if num_files >= MAX_FILES:
@@ -262,44 +262,44 @@ def _beyond(
     return or_(at > place[0], and_(at == place[0], name > place[1]))
 
 
-async def _stored(connection: AsyncConnection, key_id: str | None) -> int:
+def _stored(connection: Connection, key_id: str | None) -> int:
     query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(_visible(Whose(key_id)))
-    return int((await connection.execute(query)).scalar_one())
+    return int(connection.execute(query).scalar_one())
 
 
-async def _num_files(connection: AsyncConnection, key_id: str | None) -> int:
+def _num_files(connection: Connection, key_id: str | None) -> int:
     query = select(func.count()).select_from(FILES).where(_visible(Whose(key_id)))
-    return int((await connection.execute(query)).scalar_one())
+    return int(connection.execute(query).scalar_one())
 
 
-async def _add(connection: AsyncConnection, row: StoredFile, most: int) -> int | None:
+def _add(connection: Connection, row: StoredFile, most: int) -> int | None:
     """None when it is in the table; else what the key has already."""
     taken = select(FILES.c.file_id).where(FILES.c.file_id == row.file_id)
-    if (await connection.execute(taken)).scalar() is not None:
+    if connection.execute(taken).scalar() is not None:
         return None
-    stored = await _stored(connection, row.key_id)
+    stored = _stored(connection, row.key_id)
     if stored + row.num_bytes > most:
         return stored
-    await connection.execute(insert(FILES), msgspec.structs.asdict(row))
+    connection.execute(insert(FILES), msgspec.structs.asdict(row))
     return None
 
 
-async def _delete(connection: AsyncConnection, file_id: str, seen_by: Whose) -> str | None:
+def _delete(connection: Connection, file_id: str, seen_by: Whose) -> str | None:
     """None where there is no such file, the batch that reads it, or "" when it is gone."""
     this = and_(FILES.c.file_id == file_id, _visible(seen_by))
-    if (await connection.execute(select(FILES.c.file_id).where(this))).scalar() is None:
+    if connection.execute(select(FILES.c.file_id).where(this)).scalar() is None:
         return None
     reader = select(BATCHES.c.batch_id).where(BATCHES.c.input_file_id == file_id, BATCHES.c.status.not_in(OVER))
-    if (batch_id := (await connection.execute(reader.limit(1))).scalar()) is not None:
+    if (batch_id := connection.execute(reader.limit(1)).scalar()) is not None:
         return str(batch_id)
-    await connection.execute(delete(FILES).where(this))
+    connection.execute(delete(FILES).where(this))
     return ""
 
 
-async def _prune(connection: AsyncConnection, now: float) -> list[str]:
+def _prune(connection: Connection, now: float) -> list[str]:
     read = select(BATCHES.c.input_file_id).where(BATCHES.c.status.not_in(OVER))
     old = select(FILES.c.file_id).where(FILES.c.expires_at <= now, FILES.c.file_id.not_in(read)).limit(PRUNE_ROWS)
-    gone = list((await connection.execute(old)).scalars())
+    gone = list(connection.execute(old).scalars())
     if gone:
-        await connection.execute(delete(FILES).where(FILES.c.file_id.in_(gone)))
+        connection.execute(delete(FILES).where(FILES.c.file_id.in_(gone)))
     return gone

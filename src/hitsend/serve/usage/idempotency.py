@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, update
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import IdempotencyConflict, IdempotencyMismatch, StorageFailed
@@ -193,20 +192,20 @@ def _is_of(scope: str, key: str) -> ColumnElement[bool]:
     return and_(IDEMPOTENCY.c.scope == scope, IDEMPOTENCY.c.idempotency_key == key)
 
 
-async def _claim(connection: AsyncConnection, row: dict[str, Any], oldest: float) -> Mapping[str, Any] | None:
+def _claim(connection: Connection, row: dict[str, Any], oldest: float) -> Mapping[str, Any] | None:
     """None when the key is this claim's now, else what stands there. Two gateways at once: the database lets one in,
     and the other's second try finds its row.
     """
     is_this = _is_of(row["scope"], row["idempotency_key"])
-    found = (await connection.execute(select(IDEMPOTENCY).where(is_this))).mappings().first()
+    found = connection.execute(select(IDEMPOTENCY).where(is_this)).mappings().first()
     standing = None if found is None else dict(found)
     if standing is not None and standing["claim_id"] == row["claim_id"]:
         return None
     if standing is not None:
         if not _is_free(standing, row["created_at"], oldest):
             return standing
-        await connection.execute(delete(IDEMPOTENCY).where(is_this, IDEMPOTENCY.c.claim_id == standing["claim_id"]))
-    await connection.execute(insert(IDEMPOTENCY), row)
+        connection.execute(delete(IDEMPOTENCY).where(is_this, IDEMPOTENCY.c.claim_id == standing["claim_id"]))
+    connection.execute(insert(IDEMPOTENCY), row)
     return None
 
 
@@ -221,30 +220,30 @@ def _is_claimed(claim: Claim) -> ColumnElement[bool]:
     return and_(_is_of(claim.asked.scope, claim.asked.key), IDEMPOTENCY.c.claim_id == claim.claim_id)
 
 
-async def _keep(connection: AsyncConnection, claim: Claim, values: dict[str, Any]) -> None:
-    await connection.execute(update(IDEMPOTENCY).where(_is_claimed(claim)).values(**values))
+def _keep(connection: Connection, claim: Claim, values: dict[str, Any]) -> None:
+    connection.execute(update(IDEMPOTENCY).where(_is_claimed(claim)).values(**values))
 
 
-async def _release(connection: AsyncConnection, claim: Claim) -> None:
-    await connection.execute(delete(IDEMPOTENCY).where(_is_claimed(claim), IDEMPOTENCY.c.status.is_(None)))
+def _release(connection: Connection, claim: Claim) -> None:
+    connection.execute(delete(IDEMPOTENCY).where(_is_claimed(claim), IDEMPOTENCY.c.status.is_(None)))
 
 
-async def _renew(connection: AsyncConnection, owner: str, claim_ids: list[str], until: float) -> None:
+def _renew(connection: Connection, owner: str, claim_ids: list[str], until: float) -> None:
     for start in range(0, len(claim_ids), PRUNE_ROWS):
         some = claim_ids[start : start + PRUNE_ROWS]
         mine = and_(IDEMPOTENCY.c.owner == owner, IDEMPOTENCY.c.status.is_(None), IDEMPOTENCY.c.claim_id.in_(some))
-        await connection.execute(update(IDEMPOTENCY).where(mine).values(lease_until=until))
+        connection.execute(update(IDEMPOTENCY).where(mine).values(lease_until=until))
 
 
-async def _prune(connection: AsyncConnection, oldest: float, now: float) -> int:
+def _prune(connection: Connection, oldest: float, now: float) -> int:
     """One small step; 0 when nothing is left to delete."""
     created_at = IDEMPOTENCY.c.created_at
     is_over = and_(created_at < oldest, or_(IDEMPOTENCY.c.status.is_not(None), IDEMPOTENCY.c.lease_until <= now))
     step = select(created_at).where(is_over).order_by(created_at).limit(1).offset(PRUNE_ROWS - 1)
-    last = (await connection.execute(step)).scalar()
+    last = connection.execute(step).scalar()
     some = is_over if last is None else and_(is_over, created_at <= last)
-    return (await connection.execute(delete(IDEMPOTENCY).where(some))).rowcount
+    return connection.execute(delete(IDEMPOTENCY).where(some)).rowcount
 
 
-async def _sum_of_bytes(connection: AsyncConnection) -> int:
-    return int((await connection.execute(select(func.coalesce(func.sum(IDEMPOTENCY.c.num_bytes), 0)))).scalar_one())
+def _sum_of_bytes(connection: Connection) -> int:
+    return int(connection.execute(select(func.coalesce(func.sum(IDEMPOTENCY.c.num_bytes), 0))).scalar_one())

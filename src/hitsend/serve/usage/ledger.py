@@ -12,15 +12,14 @@ their lease ran out.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import InsufficientQuota, InvalidRequest, StorageFailed
@@ -28,7 +27,7 @@ from hitsend.core.ids import IDS
 from hitsend.core.request import Usage
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import HOLDS
-from hitsend.serve.database.writer import Writer
+from hitsend.serve.database.writer import Operation, Writer
 from hitsend.serve.usage import owner as owners
 from hitsend.serve.usage.allowance import DayNeurons, refusal
 from hitsend.serve.usage.bulk import end_holds, insert_holds
@@ -81,7 +80,7 @@ class Ledger:
         self._lease_s = settings.hold_lease_s
         self._open: dict[str, Hold] = {}
         self._ending: set[str] = set()
-        self._owed: dict[str, Callable[[AsyncConnection], Awaitable[Any]]] = {}
+        self._owed: dict[str, Operation[Any]] = {}
         self._tended_at = clock.now()
         self._task: asyncio.Task[None] | None = None
 
@@ -185,7 +184,7 @@ class Ledger:
     async def row(self, request_id: str) -> LedgerRow | None:
         """The row of a request, once settled."""
         async with self._database.reading() as connection:
-            return await find_row(connection, request_id)
+            return await connection.run_sync(find_row, request_id)
 
     async def recover(self) -> int:
         """Close the holds of dead owners, one flagged row each; returns how many. Raises what the database raises."""
@@ -221,9 +220,7 @@ class Ledger:
             except (StorageFailed, SQLAlchemyError) as error:
                 logger.warning("the ledger's database fails (%s): will try again", type(error).__name__)
 
-    def _end(
-        self, hold: Hold, settlement: Settlement, write: Callable[..., Awaitable[Any]] | None
-    ) -> asyncio.Future[Any]:
+    def _end(self, hold: Hold, settlement: Settlement, write: Callable[..., Any] | None) -> asyncio.Future[Any]:
         """`write` where it isn't `end_holds`, together with others."""
         row = row_of(
             hold,
@@ -243,9 +240,7 @@ class Ledger:
             writing.add_done_callback(partial(self._ended, hold, operation))
         return writing
 
-    def _ended(
-        self, hold: Hold, operation: Callable[[AsyncConnection], Awaitable[Any]], writing: asyncio.Future[Any]
-    ) -> None:
+    def _ended(self, hold: Hold, operation: Operation[Any], writing: asyncio.Future[Any]) -> None:
         if writing.cancelled() or writing.exception() is not None:
             self._owed[hold.hold_id] = operation
             return
@@ -267,8 +262,8 @@ def _refusal(request: HoldRequest, today: DayNeurons, now: float) -> Insufficien
     return refusal(wanted, today, now)
 
 
-async def _renew(connection: AsyncConnection, owner: str, until: float) -> None:
-    await connection.execute(update(HOLDS).where(HOLDS.c.owner == owner).values(lease_until=until))
+def _renew(connection: Connection, owner: str, until: float) -> None:
+    connection.execute(update(HOLDS).where(HOLDS.c.owner == owner).values(lease_until=until))
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

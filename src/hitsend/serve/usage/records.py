@@ -18,7 +18,6 @@ from functools import partial
 import msgspec
 from sqlalchemy import Connection, Table, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import StorageFailed
@@ -230,19 +229,19 @@ def _store(connection: Connection, several: Sequence[list[tuple[RecordSummary, b
     return [None] * len(several)
 
 
-async def _prune(connection: AsyncConnection, oldest: float, most: int) -> int:
+def _prune(connection: Connection, oldest: float, most: int) -> int:
     """One small step; 0 when nothing is left to delete."""
-    count = (await connection.execute(select(func.count()).select_from(RECORDS))).scalar_one()
+    count = connection.execute(select(func.count()).select_from(RECORDS)).scalar_one()
     expired = select(RECORDS.c.request_id).where(RECORDS.c.received_at < oldest).limit(PRUNE_ROWS)
-    deleted = await _delete(connection, RECORDS, list((await connection.execute(expired)).scalars()))
+    deleted = _delete(connection, RECORDS, list(connection.execute(expired).scalars()))
     surplus = min(count - deleted - most, PRUNE_ROWS - deleted)
     if surplus > 0:
         first = select(RECORDS.c.request_id).order_by(RECORDS.c.received_at).limit(surplus)
-        deleted += await _delete(connection, RECORDS, list((await connection.execute(first)).scalars()))
+        deleted += _delete(connection, RECORDS, list(connection.execute(first).scalars()))
     return deleted
 
 
-async def _delete(connection: AsyncConnection, table: Table, request_ids: list[str]) -> int:
+def _delete(connection: Connection, table: Table, request_ids: list[str]) -> int:
     if request_ids:
-        await connection.execute(delete(table).where(table.c.request_id.in_(request_ids)))
+        connection.execute(delete(table).where(table.c.request_id.in_(request_ids)))
     return len(request_ids)

@@ -12,9 +12,8 @@ import zlib
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, insert, select
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import StorageFailed
@@ -96,28 +95,28 @@ def _is_of(key_id: str | None) -> ColumnElement[bool]:
     return RESPONSES.c.key_id.is_(None) if key_id is None else RESPONSES.c.key_id == key_id
 
 
-async def _put(connection: AsyncConnection, row: dict[str, Any], most: int) -> None:
+def _put(connection: Connection, row: dict[str, Any], most: int) -> None:
     taken = select(RESPONSES.c.response_id).where(RESPONSES.c.response_id == row["response_id"])
-    if (await connection.execute(taken)).scalar() is not None:
+    if connection.execute(taken).scalar() is not None:
         return
-    await connection.execute(insert(RESPONSES), row)
+    connection.execute(insert(RESPONSES), row)
     newest_first = (RESPONSES.c.created_at.desc(), RESPONSES.c.response_id)
     surplus = select(RESPONSES.c.response_id).where(_is_of(row["key_id"])).order_by(*newest_first)
-    ids = list((await connection.execute(surplus.limit(PRUNE_ROWS).offset(most))).scalars())
-    await _drop(connection, ids)
+    ids = list(connection.execute(surplus.limit(PRUNE_ROWS).offset(most)).scalars())
+    _drop(connection, ids)
 
 
-async def _delete(connection: AsyncConnection, response_id: str, key_id: str | None) -> bool:
+def _delete(connection: Connection, response_id: str, key_id: str | None) -> bool:
     this = delete(RESPONSES).where(RESPONSES.c.response_id == response_id, _is_of(key_id))
-    return bool((await connection.execute(this)).rowcount)
+    return bool(connection.execute(this).rowcount)
 
 
-async def _prune(connection: AsyncConnection, oldest: float) -> int:
+def _prune(connection: Connection, oldest: float) -> int:
     expired = select(RESPONSES.c.response_id).where(RESPONSES.c.created_at < oldest).limit(PRUNE_ROWS)
-    return await _drop(connection, list((await connection.execute(expired)).scalars()))
+    return _drop(connection, list(connection.execute(expired).scalars()))
 
 
-async def _drop(connection: AsyncConnection, ids: list[str]) -> int:
+def _drop(connection: Connection, ids: list[str]) -> int:
     if ids:
-        await connection.execute(delete(RESPONSES).where(RESPONSES.c.response_id.in_(ids)))
+        connection.execute(delete(RESPONSES).where(RESPONSES.c.response_id.in_(ids)))
     return len(ids)

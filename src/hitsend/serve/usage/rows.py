@@ -24,7 +24,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from hitsend.core.request import Principal, Usage
 from hitsend.serve.database.schema import HOLDS, LEDGER
@@ -247,7 +246,7 @@ _ROW_OF = select(*(LEDGER.c[name] for name in LedgerRow.__struct_fields__)).wher
 _KEEP_COUNT = {"preserve_rowcount": True}
 
 
-def insert_hold_now(
+def insert_hold(
     connection: Connection, hold: Hold, owner: str, lease_until: float
 ) -> Literal["taken", "used before"] | DayNeurons:
     """Take the hold, unless the request id was used before (by a hold or a row that isn't this one's) or the day has
@@ -275,11 +274,11 @@ def _too_full_day(connection: Connection, hold: Hold) -> DayNeurons | None:
     return today if today.used_micro + today.held_micro + wanted > limit else None
 
 
-async def move_hold(connection: AsyncConnection, hold: Hold) -> DayNeurons | None:
+def move_hold(connection: Connection, hold: Hold) -> DayNeurons | None:
     """Let the hold of that id stand for another engine; where that has too few neurons left, what its day has."""
-    today = await connection.run_sync(_too_full_day, hold)
+    today = _too_full_day(connection, hold)
     if today is None:
-        await connection.execute(update(HOLDS).where(HOLDS.c.hold_id == hold.hold_id).values(hold_values(hold)))
+        connection.execute(update(HOLDS).where(HOLDS.c.hold_id == hold.hold_id).values(hold_values(hold)))
     return today
 
 
@@ -288,24 +287,17 @@ def row_values(row: LedgerRow, owner: str) -> dict[str, Any]:
     return {name: getattr(row, name) for name in LedgerRow.__struct_fields__} | {"settled_by": owner}
 
 
-def insert_row_now(connection: Connection, row: LedgerRow, owner: str) -> bool:
+def insert_row(connection: Connection, row: LedgerRow, owner: str) -> bool:
     """False where a row of that request stands already."""
     parameters = {f"v_{name}": value for name, value in row_values(row, owner).items()}
     parameters["this_request"] = row.request_id
     return bool(connection.execute(_INSERT_ROW, parameters, execution_options=_KEEP_COUNT).rowcount)
 
 
-def find_row_now(connection: Connection, request_id: str) -> LedgerRow | None:
+def find_row(connection: Connection, request_id: str) -> LedgerRow | None:
     """The row of that request, once it is settled."""
     found = connection.execute(_ROW_OF, {"this_request": request_id}).mappings().first()
     return None if found is None else LedgerRow(**found)
-
-
-async def insert_hold(
-    connection: AsyncConnection, hold: Hold, owner: str, lease_until: float
-) -> Literal["taken", "used before"] | DayNeurons:
-    """`insert_hold_now`, awaited."""
-    return await connection.run_sync(insert_hold_now, hold, owner, lease_until)
 
 
 def day_neurons(connection: Connection, day: str, *, but: str = "") -> DayNeurons:
@@ -315,24 +307,19 @@ def day_neurons(connection: Connection, day: str, *, but: str = "") -> DayNeuron
     return DayNeurons(int(used.scalar() or 0), int(held.scalar() or 0))
 
 
-async def end_hold(connection: AsyncConnection, row: LedgerRow, owner: str) -> LedgerRow:
+def end_hold(connection: Connection, row: LedgerRow, owner: str) -> LedgerRow:
     """Write the row and remove its hold. Where a row stands already it stays as it is and is returned."""
-    is_fresh = await connection.run_sync(insert_row_now, row, owner)
-    await connection.execute(_DELETE_HOLD, {"this_hold": row.hold_id})
-    standing = None if is_fresh else await find_row(connection, row.request_id)
+    is_fresh = insert_row(connection, row, owner)
+    connection.execute(_DELETE_HOLD, {"this_hold": row.hold_id})
+    standing = None if is_fresh else find_row(connection, row.request_id)
     return row if standing is None else standing
 
 
-async def end_hold_if_taken(connection: AsyncConnection, row: LedgerRow, owner: str) -> LedgerRow | None:
+def end_hold_if_taken(connection: Connection, row: LedgerRow, owner: str) -> LedgerRow | None:
     """`end_hold` for a hold whose reservation was never confirmed: nothing is written unless it is there."""
-    if (await connection.execute(_HOLD_IS_THERE, {"this_hold": row.hold_id})).first() is None:
+    if connection.execute(_HOLD_IS_THERE, {"this_hold": row.hold_id}).first() is None:
         return None
-    return await end_hold(connection, row, owner)
-
-
-async def find_row(connection: AsyncConnection, request_id: str) -> LedgerRow | None:
-    """The row of that request, once it is settled."""
-    return await connection.run_sync(find_row_now, request_id)
+    return end_hold(connection, row, owner)
 
 
 def foreign_holds(owner: str) -> Any:
