@@ -19,12 +19,13 @@ from hitsend.load.workload import Endpoint, Recorded
 MOST_LINE_BYTES = 16 * 1024 * 1024
 
 
-def read_trace(name: str, lines: Iterable[bytes], endpoint: Endpoint = "chat") -> tuple[Recorded, ...]:
-    """Every line, in order. Raises ConfigError with `name` and the line's number."""
+def read_trace(name: str, lines: Iterable[bytes], endpoint: Endpoint | None = None) -> tuple[Recorded, ...]:
+    """Every line, in order, for an endpoint or for any. Raises ConfigError with `name` and the line's number."""
     found: list[Recorded] = []
+    wanted = endpoint and ("messages" if endpoint == "chat" else "prompt")
     for number, line in enumerate(lines, 1):
         if line.strip():
-            found.append(_line(f"{name} line {number}", line, "messages" if endpoint == "chat" else "prompt"))
+            found.append(_line(f"{name} line {number}", line, wanted))
         if len(found) > MOST_REQUESTS:
             raise ConfigError(f"{name}: more than {MOST_REQUESTS} requests")
     if not found:
@@ -35,7 +36,7 @@ def read_trace(name: str, lines: Iterable[bytes], endpoint: Endpoint = "chat") -
     return tuple(sorted(found, key=lambda one: one.at_s or 0.0)) if timed else tuple(found)
 
 
-def _line(where: str, line: bytes, wanted: str) -> Recorded:
+def _line(where: str, line: bytes, wanted: str | None) -> Recorded:
     if len(line) > MOST_LINE_BYTES:
         raise ConfigError(f"{where}: {len(line)} bytes, at most {MOST_LINE_BYTES}")
     try:
@@ -70,9 +71,9 @@ def _tokens(where: str, document: dict[str, Any], name: str) -> int:
     return value
 
 
-def _body(where: str, document: dict[str, Any], wanted: str) -> dict[str, Any]:
+def _body(where: str, document: dict[str, Any], wanted: str | None) -> dict[str, Any]:
     messages = document.get("messages")
-    if wanted not in document:
+    if wanted is not None and wanted not in document:
         raise ConfigError(f"{where}: it has no {wanted}, which is what this endpoint takes (flag --endpoint)")
     if "messages" in document and not (isinstance(messages, list) and messages):
         raise ConfigError(f"{where}: messages must be a list with something in it")
