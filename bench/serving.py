@@ -4,6 +4,7 @@ Usage: python -m bench.serving [--rounds 3] [--concurrency 1,8,32] [--layout NAM
 Prints, per concurrency, the medians of output tokens/s, TTFT and TPOT (p50 and p99) of all, and the ratios of the
 medians. With --layout a second hitsend takes its turns, with the weights in that layout (auto: what is chosen here).
 With --native hitsend and llama-server also run on what `make native native-server` compiled for this machine.
+With --alone llama-server is left out: for what hitsend costs beside the model, which is printed in any case.
 """
 
 import argparse
@@ -191,13 +192,15 @@ def ours(
     }
 
 
-def run(rounds: int, levels: list[int], layout: str | None = None, *, native: bool = False) -> dict[str, Any]:
+def run(
+    rounds: int, levels: list[int], layout: str | None = None, *, native: bool = False, is_alone: bool = False
+) -> dict[str, Any]:
     """All rounds, the servers taking turns; order alternates so that none always goes first."""
     gguf, threads = bundled_gguf(), os.cpu_count() or 1
     with ExitStack() as stack:
         own = ours(stack, gguf, threads, layout, native=native)
-        peers = {PEER: stack.enter_context(llama_server(gguf, threads))}
-        if native:
+        peers = {} if is_alone else {PEER: stack.enter_context(llama_server(gguf, threads))}
+        if native and not is_alone:
             peers[f"{PEER} native"] = stack.enter_context(native_llama_server(gguf, threads))
         targets = [(name, one[:2]) for name, one in own.items()] + list(peers.items())
         rows: dict[int, dict[str, list[dict[str, float]]]] = {c: {name: [] for name, _ in targets} for c in levels}
@@ -274,11 +277,18 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--layout", help="also hitsend with its weights in this layout, as a third server")
     parser.add_argument("--native", action="store_true", help="also on what `make native native-server` compiled")
+    parser.add_argument("--alone", action="store_true", help="hitsend only: what it costs beside the model")
     parser.add_argument("--json", type=pathlib.Path)
     asked = parser.parse_args()
     if asked.native and not (NATIVE / "llama-server").exists():
         raise SystemExit("--native: compile first: make native native-server")
-    result = run(asked.rounds, [int(c) for c in asked.concurrency.split(",")], asked.layout, native=asked.native)
+    result = run(
+        asked.rounds,
+        [int(c) for c in asked.concurrency.split(",")],
+        asked.layout,
+        native=asked.native,
+        is_alone=asked.alone,
+    )
     show(result)
     if asked.json:
         asked.json.write_text(json.dumps(result, indent=1))

@@ -169,11 +169,12 @@ async def test_nothing_is_read_again_while_nothing_has_changed(tmp_path):
         made = await at.keys.create(KeyOwner("k"))
         await at.auth.refresh()
         seen = []
-        event.listen(
-            at.database.engine.sync_engine,
-            "before_cursor_execute",
-            lambda connection, cursor, statement, *rest: seen.append(statement),
-        )
+        for engine in at.database.sync_engines:
+            event.listen(
+                engine,
+                "before_cursor_execute",
+                lambda connection, cursor, statement, *rest: seen.append(statement),
+            )
         for _ in range(3):
             await at.ask(made.key)
         asked = [statement for statement in seen if "SELECT" in statement]

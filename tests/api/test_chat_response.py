@@ -1,4 +1,5 @@
 import asyncio
+import json
 import math
 
 import pytest
@@ -65,6 +66,24 @@ async def test_a_whole_answer_says_the_same_as_its_stream():
     }
     assert whole["usage"]["total_tokens"] == 10
     assert whole["hitsend"]["cost_microusd"] == 12
+
+
+async def test_each_chunk_of_text_is_what_an_encoder_would_make_of_all_of_it():
+    pieces = ('"content":""', "\u2028 \x85 \u2029", 'a"b\\c\n', "\x00é🦜")
+    script = (STARTED, *(text(piece, index) for piece in pieces for index in (0, 1)), end(0), end(1), COMPLETED)
+    asked = {"n": 2, "stream": True, "stream_options": {"include_usage": True}, "service_tier": "default"}
+    answer = await Edge(*script).chat(**asked)
+    frames = [json.loads(each.removeprefix("data: ")) for each in answer.body.decode().split("\n\n")[:-2]]
+    assert len(answer.body.decode().splitlines()) == 2 * len(frames) + 2
+    common = {key: value for key, value in frames[0].items() if key != "choices"}
+    found = [frame for frame in frames if frame["choices"] and frame["choices"][0]["delta"].get("content")]
+    wanted = [
+        common | {"choices": [{"index": index, "delta": {"content": piece}, "logprobs": None, "finish_reason": None}]}
+        for piece in pieces
+        for index in (0, 1)
+    ]
+    assert found == wanted
+    assert {"usage", "service_tier"} <= common.keys()
 
 
 async def test_a_matched_stop_is_told():

@@ -10,12 +10,13 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import select
+from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.database import migrate
 from hitsend.serve.database.connection import FILE_NAME, SCHEMA_HEAD, Database, database_url
-from hitsend.serve.database.schema import KEYS, METADATA
+from hitsend.serve.database.schema import HOLDS, KEYS, METADATA
 
 
 async def test_a_new_database_is_private_whatever_the_umask(tmp_path):
@@ -51,6 +52,30 @@ async def test_commits_are_on_disk_and_writers_do_not_block_readers(tmp_path):
         assert (await reading.execute(select(KEYS))).all() == []
     was_read.set()
     assert await writing
+    await database.close()
+
+
+async def test_what_is_asked_often_waits_for_no_writer_and_leaves_no_transaction_open(tmp_path):
+    database = await Database.open(database_url(None, tmp_path))
+    is_writing, was_read = threading.Event(), threading.Event()
+
+    def holds(connection):
+        return connection.execute(select(func.count()).select_from(HOLDS)).scalar_one()
+
+    def write(connection):
+        connection.exec_driver_sql("DELETE FROM holds")
+        is_writing.set()
+        return was_read.wait(60)
+
+    writing = asyncio.create_task(database.write(write))
+    assert await asyncio.to_thread(is_writing.wait, 60)
+    assert await database.read(holds) == 0
+    was_read.set()
+    assert await writing
+    with pytest.raises(OperationalError):
+        await database.read(lambda connection: connection.exec_driver_sql("SELECT nothing"))
+    assert await database.read(holds) == 0
+    assert await database.write(lambda connection: connection.exec_driver_sql("DELETE FROM holds").rowcount) == 0
     await database.close()
 
 

@@ -1,6 +1,8 @@
 """engine/libllama.py: the pinned build passes, everything else is refused in clear words before it is called."""
 
+import platform
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,3 +114,28 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_libgomp_names_the_debian_package() -> None:
     assert "apt install libgomp1" in explain("x.so", "libgomp.so.1: cannot open shared object file")
+
+
+FREED_AND_TAKEN = """
+import resource
+from hitsend.serve.engine.libllama import keep_freed_memory
+if {is_kept}:
+    keep_freed_memory()
+def take():
+    held = [b"x" * 10_000_000 for _ in range(5)]
+for _ in range(3):
+    take()
+last = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+take()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - last)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_freed_memory_is_taken_again_without_a_page_fault():
+    def page_faults(*, is_kept: bool) -> int:
+        words = [sys.executable, "-c", FREED_AND_TAKEN.format(is_kept=is_kept)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    assert page_faults(is_kept=True) < 100
+    assert page_faults(is_kept=False) > 1000

@@ -155,6 +155,20 @@ def test_one_that_never_helped_is_asked_for_ever_fewer_requests_and_for_all_once
     assert all(tried[190:])
 
 
+def test_the_longer_it_helped_nobody_the_longer_those_rest_that_are_tried():
+    wrong = second({"cells_per_slot": 400}, next_token=lambda tokens: 1 + sum(tokens) % 3)
+    speculator = eager(Instant(wrong, FakeClock(), 0.001))
+    run = driven(speculator, logits_of=likely_to_go_on, end_token_ids=ENDLESS, cells_per_slot=400)
+    asked = []
+    for number in range(20):
+        run.reports.clear()
+        run.handle(submit(number, 6, max_tokens=200, temperature=0.0))
+        run.run()
+        asked.append(len(drafts_of(run)))
+    assert asked[0] >= 3
+    assert [count for count in asked if count][-1] == 1
+
+
 def test_its_time_counts():
     """A second model of a tenth of the first one's time is used, one of ten times its time isn't."""
     plain = driven(logits_of=likely_to_go_on, end_token_ids=ENDLESS)

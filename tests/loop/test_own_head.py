@@ -5,11 +5,12 @@ import random
 import msgspec
 import pytest
 
+from hitsend.core.drafts import Drafted
 from hitsend.serve.loop.messages import StepReport
 from hitsend.serve.loop.own_head import BOLD_CHANCE, Likelier, OwnHead
 from hitsend.serve.loop.roster import LoopLimits
 from hitsend.serve.loop.speculate import KnownCosts, draft_lengths
-from hitsend.serve.loop.trust import FIRST_CHANCE
+from hitsend.serve.loop.trust import FIRST_CHANCE, Trusts
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Speculator
 from tests.loop.driven import Driven, submit
 from tests.loop.test_verify import VOCAB, Free, draw_job, draw_sizes, driven, eager, likely_to_go_on, oracle, play, said
@@ -178,3 +179,22 @@ def test_whoever_ends_within_a_draft_leaves_what_it_said_and_no_more():
     run.run()
     assert run.tokens("a")[-1] == 19
     assert run.decoder.cells_filled == 0
+
+
+def test_who_rests_does_so_as_long_whoever_comes_and_goes_meanwhile():
+    rng = random.Random(5)
+    run = driven(num_slots=6, end_token_ids=ENDLESS, cells_per_slot=400)
+    run.handle(*(submit(number, 5, max_tokens=300) for number in range(6)))
+    run.step()
+    everybody = list(run.loop._roster.running)
+    undisturbed, visited = Trusts(), Trusts()
+    few = everybody[:3]
+    for step in range(600):
+        chances = undisturbed.chances(few)
+        # another list in each step, so that nobody's steps are only counted; those who are left out don't rest
+        assert visited.chances([*few, everybody[3 + step % 3]])[:3] == chances
+        for sequence, chance in zip(few, chances, strict=True):
+            if chance:
+                drafted = Drafted(0, 1, int(rng.random() < 0.2), "mtp")
+                undisturbed.learn(sequence, drafted)
+                visited.learn(sequence, drafted)

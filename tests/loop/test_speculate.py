@@ -9,6 +9,8 @@ from hitsend.serve.loop.speculate import (
     GRAM,
     LENGTHS,
     MAX_INDEXED,
+    MIN_GAIN,
+    KnownCosts,
     Lookup,
     StepCosts,
     draft_lengths,
@@ -190,3 +192,24 @@ def test_lengths_are_in_reach():
         assert all(0 <= length <= limit for length, limit in zip(lengths, most, strict=True))
         assert len({length for length in lengths if length}) <= 1
         assert count == 1 or lengths.count(0) != 1, "one alone in a call has other last bits"
+
+
+def test_where_one_guess_each_would_pay_somebody_gets_a_draft():
+    rng = random.Random(3)
+    seen = {True: 0, False: 0}
+    for _ in range(3000):
+        count = rng.choice((1, 2, 8, 32))
+        chances = [rng.random() ** rng.choice((1, 4)) for _ in range(count)]
+        costs = KnownCosts(rng.random(), rng.random() / rng.choice((1, 10, 100)))
+        plain, gained, best = count / costs.seconds(1, count), 0.0, 0.0
+        for number, chance in enumerate(sorted(chances, reverse=True), 1):
+            if chance > plain * costs.token_s:
+                gained += chance
+                calls = 1 if number == count else 2
+                if number != count - 1:
+                    best = max(best, (count + gained) / costs.seconds(calls, count + number))
+        pays = best > plain * MIN_GAIN
+        seen[pays] += 1
+        if pays:
+            assert any(draft_lengths(chances, [15] * count, costs))
+    assert min(seen.values()) > 300

@@ -308,6 +308,12 @@ class Delta(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     prompt_ids: tuple[int, ...] = ()
 
+    @property
+    def is_bare_text(self) -> bool:
+        """Whether it is a piece of the answer's text, and nothing else."""
+        more = self.reasoning or self.tool_calls or self.token_ids or self.prompt_ids or self.prompt
+        return bool(self.text) and self.finish_reason is None and not more
+
 
 class Completed(msgspec.Struct, frozen=True):
     """The pipeline's last word after every choice ended and the hold was settled."""

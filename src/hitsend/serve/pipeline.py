@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hitsend.core.constraint import ConstraintSpec
-from hitsend.core.events import Answered, Fitted, PrefixMatched, Routed, ToolCallMalformed
+from hitsend.core.events import Answered, Fitted, PrefixMatched, Routed, Step, ToolCallMalformed
 from hitsend.core.lifecycle import FinishReason, State
 from hitsend.core.record import Flight
 from hitsend.core.request import Completed, Delta, Request, Started
@@ -315,6 +315,9 @@ async def _answer(
         yield delta
     async for event in generation:
         found: Delta | None
+        if isinstance(event, Step):  # the most frequent one
+            flight.record(event)
+            continue
         if isinstance(event, Delta):
             found = _passed(event, choices[event.index], flight)
         elif isinstance(event, Tokens | ChoiceDone):

@@ -46,6 +46,14 @@ async def reading(database: Database) -> AsyncGenerator[AsyncConnection]:
         raise StorageFailed("keys and principals can't be read now", retry_after_s=1.0) from error
 
 
+async def read(database: Database, work: Callable[[Connection], T]) -> T:
+    """What is found in a transaction that reads, and is asked for often. Raises StorageFailed."""
+    try:
+        return await database.read(work)
+    except SQLAlchemyError as error:
+        raise StorageFailed("keys and principals can't be read now", retry_after_s=1.0) from error
+
+
 async def changing(database: Database, work: Callable[[Connection], T]) -> T:
     """Run a transaction that changes what callers may do: running servers read again. Raises StorageFailed."""
 
@@ -60,9 +68,9 @@ async def changing(database: Database, work: Callable[[Connection], T]) -> T:
         raise StorageFailed("the database did not take the change", retry_after_s=1.0) from error
 
 
-async def version(connection: AsyncConnection) -> int:
+def version(connection: Connection) -> int:
     """How often what callers may do was changed."""
-    return int((await connection.execute(select(ACCESS_CHANGES.c.version))).scalar_one())
+    return int(connection.execute(select(ACCESS_CHANGES.c.version)).scalar_one())
 
 
 def key_of(row: Mapping[Any, Any]) -> StoredKey:

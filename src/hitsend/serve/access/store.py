@@ -26,6 +26,7 @@ from hitsend.serve.access.rows import (
     key_of,
     key_row,
     names_value,
+    read,
     reading,
     terms_values,
     version,
@@ -172,11 +173,11 @@ class KeyStore:
 
     async def snapshot(self, known_version: int | None = None) -> Snapshot | None:
         """Everything, or None where nothing has changed since `known_version`. Raises StorageFailed."""
+        # the number first: what is read after it is at least as new, and newer things are read once more next time
+        current = await read(self._database, version)
+        if current == known_version:
+            return None
         async with reading(self._database) as connection:
-            # the number first: what is read after it is at least as new, and newer things are read once more next time
-            current = await version(connection)
-            if current == known_version:
-                return None
             keys = (await connection.execute(_ALL_KEYS)).mappings().all()
             principals = (await connection.execute(select(PRINCIPALS))).mappings().all()
         return await asyncio.to_thread(_snapshot, current, keys, principals)

@@ -63,6 +63,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
+_NO_TEXT = b'"content":""'
 
 
 class IncompleteAnswer(Exception):
@@ -102,6 +103,7 @@ class _Stream:
         self._unfinished = set(range(request.n))
         self._matched: dict[int, str] = {}
         self._last: ChunkChoice | None = None
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def roles(self) -> bytes:
         first = DeltaOut(role="assistant", content="", refusal=None)
@@ -110,6 +112,8 @@ class _Stream:
     def delta(self, delta: Delta) -> bytes:
         if delta.index not in self._unfinished:
             raise IncompleteAnswer(f"choice {delta.index} went on after its end")
+        if delta.is_bare_text and not self._request.logprobs:
+            return self._text(delta)
         frames = b""
         for choice in _chunks(delta, has_logprobs=self._request.logprobs):
             frames += self._frame(choice, prompt_ids=() if frames else delta.prompt_ids)
@@ -132,6 +136,15 @@ class _Stream:
         if not self._request.include_usage:
             return self._frame(self._last, hitsend=more) + sse.DONE
         return self._frame(self._last) + self._frame(usage=usage_out(completed.usage), hitsend=more) + sse.DONE
+
+    def _text(self, delta: Delta) -> bytes:
+        """The usual chunk: but for its text it is the same each time, so that much of it is written once."""
+        around = self._around.get(delta.index)
+        if around is None:
+            empty = self._frame(ChunkChoice(delta.index, DeltaOut(content="")))
+            before, after = empty.split(_NO_TEXT, 1)  # no text of ours has it inside: there, quotes are escaped
+            around = self._around[delta.index] = before + _NO_TEXT[:-2], after
+        return around[0] + sse.safe(_encode(delta.text)) + around[1]
 
     def _frame(
         self,

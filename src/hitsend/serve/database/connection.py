@@ -86,6 +86,11 @@ class Database:
         return database
 
     @property
+    def can_be_away(self) -> bool:
+        """Whether it is a server, which may be gone; a file of this machine is there."""
+        return self._is_remote
+
+    @property
     def sync_engines(self) -> tuple[Engine, ...]:
         """Everything that statements go through, for who wants to watch them (tests make them fail)."""
         ours = self.engine.sync_engine
@@ -109,6 +114,16 @@ class Database:
             return await self._thread.write(work, may_lag=may_lag)
         async with self._watched(), self.engine.begin() as connection:
             return await connection.run_sync(work)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run it inside one transaction that only reads. Raises as `reading`.
+
+        For what is asked again and again: on SQLite it takes one hop to a thread, not several per statement.
+        """
+        if self._thread is None:
+            async with self.reading() as connection:
+                return await connection.run_sync(work)
+        return await self._thread.read(work)
 
     async def sync(self) -> None:
         """Return when all that lagged is durable; on PostgreSQL nothing does. Raises OSError."""

@@ -1,4 +1,4 @@
-"""What SQLite is told, and the thread that writes to it.
+"""What SQLite is told, and the threads that write to it and ask it small things.
 
 Enters: transactions. Leaves: their results. Always true: writers take the write lock when their transaction begins (no
 upgrade deadlocks), and give it back without the event loop, which may have other things to do; WAL mode with
@@ -31,7 +31,7 @@ MAX_LOG_PAGES = 16_000
 """64 MB, from where a commit moves the log itself."""
 
 CACHE_KB = 1024
-"""Per connection, of which a server has five: what is read or written together lies together, so more isn't needed, and
+"""Per connection, of which a server has six: what is read or written together lies together, so more isn't needed, and
 SQLite's 2 MB each would fill up over the first hours."""
 
 MOVE_EVERY_S = 5.0
@@ -92,7 +92,8 @@ def _tell(future: asyncio.Future[Any], tell: Callable[[], None]) -> None:
 
 
 class SqliteThread:
-    """A thread that writes, one that moves the log, and one that waits for the disk where a commit did not."""
+    """A thread that writes, one that reads, one that moves the log, and one that waits for the disk where a commit did
+    not."""
 
     def __init__(self, url: URL) -> None:
         engine = create_engine(
@@ -100,6 +101,7 @@ class SqliteThread:
         )
         self.engine = listening(engine).execution_options(hitsend_writes=True)
         self._writing = LoneThread("sqlite writer")
+        self._reading = LoneThread("sqlite reader")
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sqlite sync")
         self._log = f"{url.database}-wal"
@@ -118,6 +120,10 @@ class SqliteThread:
             self._moved_at, self._num_commits = loop.time(), 0
             self._move = loop.run_in_executor(self._moving, self._move_log)
         return done
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """See `Database.read`."""
+        return await self._reading.run(partial(self._look, work))
 
     async def sync(self) -> None:
         """Return when all that was committed before is on the disk. Raises OSError.
@@ -146,6 +152,7 @@ class SqliteThread:
         self._moving.shutdown()
         self._syncing.shutdown()
         self._writing.close()
+        self._reading.close()
         self.engine.dispose()
 
     def _transact(self, work: Callable[[Connection], T], may_lag: bool) -> T:  # noqa: FBT001  # by position only
@@ -156,6 +163,16 @@ class SqliteThread:
                     _say(connection, "PRAGMA synchronous=NORMAL" if may_lag else "PRAGMA synchronous=FULL")
                     connection.info["may_lag"] = may_lag
                 with connection.begin():
+                    return work(connection)
+            except BaseException:
+                connection.invalidate()
+                raise
+
+    def _look(self, work: Callable[[Connection], T]) -> T:
+        """In the other thread."""
+        with self.engine.connect() as connection:
+            try:
+                with connection.execution_options(hitsend_writes=False).begin():
                     return work(connection)
             except BaseException:
                 connection.invalidate()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Literal, NamedTuple
 
 from hitsend.core.clock import Clock
+from hitsend.core.drafts import Drafted
 from hitsend.core.errors import EngineFailed, ServeError, from_code
 from hitsend.core.events import Admitted, FirstToken, Paused, Preempted, PrefixMatched, Queued, Released, Resumed, Step
 from hitsend.core.lifecycle import FinishReason
@@ -48,7 +49,7 @@ class EmbeddedGeneration:
         self._pause_tokens = pause_tokens
         self._send = send
         self._events: deque[EngineEvent] = deque()
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._released = asyncio.Event()
         self._error: ServeError | None = None
         self._open = set(range(job.n))
@@ -72,8 +73,7 @@ class EmbeddedGeneration:
                 raise error
             if self.is_over or self._is_closed:
                 raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
+            await self._until_woken()
         event = self._events.popleft()
         if isinstance(event, Tokens):
             self._unread -= len(event.sampled)
@@ -114,7 +114,7 @@ class EmbeddedGeneration:
         if self._open and not self._is_closed:
             self._send(Abort(self.job.request_id))
         self._is_closed = True
-        self._wake.set()
+        self._wake()
         if self._open:
             await self._released.wait()
 
@@ -126,7 +126,7 @@ class EmbeddedGeneration:
         self._open.clear()
         self._waiting.clear()
         self._released.set()
-        self._wake.set()
+        self._wake()
 
     def queued(self, report: WasQueued) -> None:
         """It waits."""
@@ -164,17 +164,24 @@ class EmbeddedGeneration:
         """It took part in a step."""
         if self.is_over:
             return
+        prefill_tokens = decode_tokens = 0
+        drafts: tuple[Drafted, ...] = ()
+        for row in rows:
+            prefill_tokens += row.prefill_tokens
+            decode_tokens += row.decode_tokens
+            if row.drafted is not None:
+                drafts += (row.drafted,)
         self._emit(
             Step(
                 step=report.step,
                 started_at=report.started_at,
                 ended_at=report.ended_at,
-                prefill_tokens=sum(row.prefill_tokens for row in rows),
-                decode_tokens=sum(row.decode_tokens for row in rows),
+                prefill_tokens=prefill_tokens,
+                decode_tokens=decode_tokens,
                 batch_prefill_tokens=batch.prefill_tokens,
                 batch_decode_tokens=batch.decode_tokens,
                 batch_sequences=batch.sequences,
-                drafts=tuple(row.drafted for row in rows if row.drafted is not None),
+                drafts=drafts,
             )
         )
         for row in rows:
@@ -197,7 +204,7 @@ class EmbeddedGeneration:
             self._emit(Released(report.at, cells_used))
             self._released.set()
         if report.choice in self._silent or self._is_closed:
-            self._wake.set()
+            self._wake()
         elif report.reason in {FinishReason.STOP, FinishReason.LENGTH}:
             reason: Literal["stop", "length"] = "stop" if report.reason == FinishReason.STOP else "length"
             self._emit(ChoiceDone(report.choice, reason))
@@ -212,7 +219,7 @@ class EmbeddedGeneration:
         if self._open:
             self._send(Abort(self.job.request_id))
             self._silent |= self._open
-        self._wake.set()
+        self._wake()
 
     def _count(self, row: Row, at: float) -> None:
         most = len(self.job.prompt_token_ids) - self._cached[row.choice]
@@ -238,4 +245,16 @@ class EmbeddedGeneration:
 
     def _emit(self, event: EngineEvent) -> None:
         self._events.append(event)
-        self._wake.set()
+        self._wake()
+
+    async def _until_woken(self) -> None:
+        """For the one who reads: with a token a step for everybody, an Event of asyncio's costs more than the rest."""
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -21,7 +21,7 @@ from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.grammar import Compiler
 from hitsend.serve.engine.grammar_gate import LOOK_S, GrammarGate
-from hitsend.serve.engine.libllama import die_with_parent
+from hitsend.serve.engine.libllama import die_with_parent, keep_freed_memory
 from hitsend.serve.engine.loading import limits_of, load
 from hitsend.serve.engine.speculating import speculator_for
 from hitsend.serve.engine.spill import spill_folder
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    keep_freed_memory()
     line = ParentLine(int(arguments[arguments.index("--fd") + 1]))
     config = _first_message(line)
     if config is None:

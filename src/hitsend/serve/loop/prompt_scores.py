@@ -44,6 +44,8 @@ def take_scores(
 ) -> tuple[NDArray[np.float32], dict[int, tuple[ScoredToken, ...]]]:
     """The rows to sample from, and the scores by the share's place. Call it before anything counts as computed."""
     found: dict[int, tuple[ScoredToken, ...]] = {}
+    if not any(share.scored for share in shares):
+        return logits, found
     kept: list[int] = []
     at = 0
     for number, share in enumerate(shares):

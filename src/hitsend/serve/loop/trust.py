@@ -3,7 +3,7 @@
 How often they are right is only known where they were checked, and each check costs. So the first guess for a sequence
 is one token. Right, and drafts are as long as it pays by what was right lately, until nobody has made use of them for a
 while; wrong, and nothing is asked for a while, each time for twice as long. Where they help nobody (`is_shared`), ever
-fewer new sequences are tried at all.
+fewer new sequences are tried at all, and they rest longer, too.
 
 Enters: what became of drafts. Leaves: chances, and how long a draft may be. Always true: unless it is shared, what is
 believed of a sequence follows from itself alone. Next: `own_head.py`, `draft_model.py`.
@@ -47,10 +47,10 @@ class _Trust:
         believed = (self.hits + _BELIEF * self.first_chance) / (self.trials + _BELIEF)
         return believed if self.is_tested else max(believed, self.first_chance)
 
-    def wait(self) -> None:
-        """One more step. What nobody made use of for long is tried again, in case that the text has changed."""
-        self.rest = max(0, self.rest - 1)
-        self.idle += 1
+    def wait(self, num_steps: int) -> None:
+        """So many more steps. What nobody made use of for long is tried again, in case that the text has changed."""
+        self.rest = max(0, self.rest - num_steps)
+        self.idle += num_steps
         if self.idle > self.pause:
             self.is_tested = False
 
@@ -74,18 +74,36 @@ class Trusts:
         self._by_arrival: dict[int, _Trust | None] = {}
         self._running: dict[int, Sequence] = {}
         self._untried = self._pass_over = 0
+        self._asked_of: list[Sequence] = []
+        self._quiet = self._skipped = 0
 
     def chances(self, sequences: list[Sequence]) -> list[float]:
-        """How likely the next guess is right, as far as is known. To be asked once a step."""
+        """How likely the next guess is right, as far as is known. To be asked once a step.
+
+        While all of the same sequences rest, which is most of the time where guesses help nobody, their steps are only
+        counted.
+        """
+        if self._quiet and sequences == self._asked_of:
+            self._quiet -= 1
+            self._skipped += 1
+            return [0.0] * len(sequences)
+        for sequence in self._asked_of if self._skipped else ():
+            trust = self._by_arrival.get(sequence.arrival)
+            if trust is not None:
+                trust.wait(self._skipped)
+        self._skipped = 0
         if len(self._running) > len(sequences):
             self._running = {key: each for key, each in self._running.items() if each.slot is not None}
             self._by_arrival = {key: self._by_arrival[key] for key in self._running}
         found: list[float] = []
+        quiet = LONGEST_REST
         for sequence in sequences:
             trust = self._of(sequence)
             if trust is not None:
-                trust.wait()
+                trust.wait(1)
+                quiet = min(quiet, trust.rest)
             found.append(0.0 if trust is None else trust.chance)
+        self._asked_of, self._quiet = list(sequences), max(0, quiet - 1)
         return found
 
     def longest(self, sequences: list[Sequence]) -> int:
@@ -102,6 +120,8 @@ class Trusts:
             self._pass_over = 0
         elif not trust.trials:
             self._pass_over = min(2 * self._pass_over + 1, MOST_UNTRIED)
+            if self._is_shared:  # a trial takes a call of its own, and catching up
+                trust.pause = min(FIRST_REST * self._pass_over, LONGEST_REST)
         trust.learn(drafted.accepted, int(drafted.accepted < drafted.proposed))
 
     def _of(self, sequence: Sequence) -> _Trust | None:

@@ -150,8 +150,9 @@ class Speculator:
     def observe(self, shares: list[Share], seconds: float) -> None:
         """So long the decoder took for the shares, all of them at once."""
         if all(share.is_decode for share in shares):
-            lengths = [1 + len(share.draft) for share in shares]
-            self._costs.observe(len(set(lengths)), sum(lengths), seconds)
+            lengths = [len(share.draft) for share in shares]
+            calls = len(set(lengths)) if any(lengths) else 1
+            self._costs.observe(calls, len(lengths) + sum(lengths), seconds)
 
     def verify(
         self, shares: list[Share], logits: NDArray[np.float32], kv: CellPool, decoder: Decoder, accept: Accept

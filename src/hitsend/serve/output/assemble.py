@@ -51,6 +51,7 @@ class Assembler:
         self._logprobs: list[TextLogprob] = []
         self._ids: list[int] = []
         self._reader = reader
+        self._held = (0, "")  # bytes and text that wait for more, as after the last token
         self.num_tokens = 0
         self.is_finished = False
         self.finish_reason: FinishReason | None = None
@@ -120,6 +121,7 @@ class Assembler:
             return Shown(text)
         if token.token_id in self._reader.hidden:
             text += self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+            self._held = (0, "")
         return self._reader.feed_token(text, token.token_id)
 
     def _take(self, token: SampledToken, events: list[Event]) -> str:
@@ -130,14 +132,14 @@ class Assembler:
             self._ids.append(token.token_id)
         if token.token_id in self._control:
             return ""
-        had_bytes, had_text = self._detokenizer.num_held_bytes, self._stops.held
+        had_bytes, had_text = self._held
         text = self._detokenizer.feed(self._bytes[token.token_id])
         if self.num_tokens > self._min_tokens:
             text = self._stops.feed(text)
         if self._stops.matched is not None:
             events.append(StopMatched(choice=self._index, stop=self._stops.matched, num_tokens=self.num_tokens))
             return text
-        held_bytes, held_text = self._detokenizer.num_held_bytes, self._stops.held
+        held_bytes, held_text = self._held = self._detokenizer.num_held_bytes, self._stops.held
         if held_bytes and not had_bytes:
             events.append(Held(choice=self._index, num_bytes=held_bytes, reason="partial_utf8"))
         if held_text and not had_text:

@@ -28,6 +28,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 def joined(parts: Sequence[Shown]) -> Shown:
     """Several in a row as one: pieces of the same call become one piece."""
+    if len(parts) == 1:
+        return parts[0]
     calls: list[ToolCallDelta] = []
     for call in (call for part in parts for call in part.tool_calls):
         if calls and calls[-1].index == call.index:

@@ -1,4 +1,4 @@
-"""One HTTP request and the answer to it on the wire: uvicorn's, with a shorter way for the head of an answer.
+"""One HTTP request and the answer to it on the wire: uvicorn's, with a shorter way for an answer's head and its pieces.
 
 Enters: ASGI messages. Leaves: bytes for the socket. Always true: no header's value can begin a line of its own, nor
 hold another control character; what isn't the usual case is left to uvicorn. Next: `connection.py`.
@@ -19,6 +19,10 @@ class Cycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         """ASGI's."""
+        if self.response_started and message.get("more_body") and self._may_write_on():
+            if body := message.get("body"):
+                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return
         is_busy = self.response_started or self.disconnected or self.flow.write_paused
         if is_busy or message["type"] != "http.response.start":
             await super().send(message)
@@ -47,3 +51,9 @@ class Cycle(RequestResponseCycle):
         ):
             raise RuntimeError("a header with a line's end or another control character in its value")
         self.transport.write(STATUS_LINE[status] + head + b"\r\n")
+
+    def _may_write_on(self) -> bool:
+        """Whether the next piece of an answer of unknown length can go out as it is."""
+        return bool(self.chunked_encoding) and not (
+            self.flow.write_paused or self.disconnected or self.response_complete
+        )

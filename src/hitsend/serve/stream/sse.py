@@ -42,7 +42,12 @@ def event(name: str, document: bytes) -> bytes:
 
 def frame(document: bytes) -> bytes:
     """One JSON document (no raw line breaks, which no JSON encoder leaves inside strings) as one event."""
+    return b"data: " + safe(document) + b"\n\n"
+
+
+def safe(document: bytes) -> bytes:
+    """A JSON document, or a part of it, without what could be taken for a line's end."""
     if b"\xe2\x80" in document or b"\xc2\x85" in document:
         for raw, escaped in _LINE_ENDS:
             document = document.replace(raw, escaped)
-    return b"data: " + document + b"\n\n"
+    return document

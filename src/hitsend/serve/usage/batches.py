@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, or_, select, true, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import InvalidRequest, NotFound, RateLimitExceeded
+from hitsend.core.errors import InvalidRequest, NotFound, RateLimitExceeded, StorageFailed
 from hitsend.serve.database.connection import Database
 from hitsend.serve.database.schema import BATCH_LINES, BATCHES, FILES, HOLDS, LEDGER
 from hitsend.serve.database.writer import Writer
@@ -25,6 +26,8 @@ from hitsend.settings import BatchSettings
 WINDOW_S = 86_400
 """The only completion window."""
 PAGE_ROWS = 200
+
+_UNFINISHED = select(BATCHES).where(BATCHES.c.status.not_in(OVER)).order_by(BATCHES.c.created_at).limit(PAGE_ROWS)
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -142,9 +145,11 @@ class BatchStore:
 
     async def claim(self, owner: str, but: Sequence[str] = ()) -> Batch | None:
         """The oldest that nobody runs, if there is one; it is this owner's now. Raises StorageFailed."""
-        query = select(BATCHES).where(BATCHES.c.status.not_in(OVER), BATCHES.c.batch_id.not_in(but))
-        async with reading(self._database) as connection:
-            rows = (await connection.execute(query.order_by(BATCHES.c.created_at).limit(PAGE_ROWS))).mappings().all()
+        query = _UNFINISHED.where(BATCHES.c.batch_id.not_in(but)) if but else _UNFINISHED
+        try:
+            rows = await self._database.read(lambda connection: connection.execute(query).mappings().all())
+        except SQLAlchemyError as error:
+            raise StorageFailed("batches can't be read now", retry_after_s=1.0) from error
         now = self._clock.wall()
         for row in rows:
             if row["owner"] is None or owners.is_dead(row["owner"]) or row["lease_until"] <= now:
