@@ -1,6 +1,7 @@
 """Against the real server with the real model: lengths are exact, usage holds, hanging up cancels."""
 
 import asyncio
+import os
 import socket
 import sys
 from functools import partial
@@ -96,8 +97,9 @@ asyncio.run(main())
 """
 
 
-async def test_a_server_of_its_own_ends_with_a_load_test_that_is_killed():
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN, stdout=asyncio.subprocess.PIPE)
+async def test_a_server_of_its_own_ends_with_a_load_test_that_is_killed(tmp_path):
+    where = os.environ | {"TMPDIR": str(tmp_path)}
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN, stdout=asyncio.subprocess.PIPE, env=where)
     url = (await child.stdout.readline()).decode().strip()
     host, port = url.removeprefix("http://").split(":")
     socket.create_connection((host, int(port))).close()
