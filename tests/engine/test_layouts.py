@@ -14,7 +14,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufTensor, read_header, read_map
 from hitsend.serve.engine import convert as conversion
 from hitsend.serve.engine import requantise as codec
-from hitsend.serve.engine.layouts import converted, converted_path, layouts_dir
+from hitsend.serve.engine.layouts import converted, converted_path, discard, hold, layouts_dir, measuring_alone
 from hitsend.serve.engine.libllama import Library, open_library
 
 KINDS = {
@@ -190,6 +190,32 @@ def test_two_at_once_convert_once(tmp_path):
     for way in ways:
         way.join(timeout=60)
     assert sum("converting" in line for line in said) == 1
+
+
+def test_what_a_server_runs_on_is_not_deleted(tmp_path):
+    source, models = tiny(tmp_path / "tiny.gguf"), tmp_path / "models"
+    for recipe in ("q8_0", "q4_0"):
+        converted(source, models, recipe, libllama=None, say=lambda _: None)
+    hold(source, models, "q8_0")
+    for recipe in ("q8_0", "q4_0"):
+        discard(source, models, recipe)
+    assert [converted_path(source, models, recipe).exists() for recipe in ("q8_0", "q4_0")] == [True, False]
+    left = converted_path(source, models, "q4_k").with_suffix(".12345.part")
+    left.write_bytes(b"GGUF half")
+    discard(source, models, "q4_k")
+    assert not left.exists()
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
+    source = tiny(tmp_path / "tiny.gguf")
+    models = tmp_path / "models"
+    models.mkdir()
+    layouts_dir(models).write_text("a file")
+    refused = r"engine.layout: can't use .*layouts: File exists"
+    with pytest.raises(ConfigError, match=refused):
+        converted(source, models, "q8_0", libllama=None, say=lambda _: None)
+    with pytest.raises(ConfigError, match=refused), measuring_alone(models, lambda _: None):
+        pass
 
 
 def files_in(folder: Path) -> set[str]:

@@ -1,6 +1,8 @@
 """engine/tuned.py: what is chosen from measurements, what is remembered, and a converted model that really runs."""
 
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from hitsend.core.clock import SystemClock
 from hitsend.gguf import read_header
-from hitsend.serve.engine.layouts import AS_SHIPPED, converted
+from hitsend.serve.engine.layouts import AS_SHIPPED, converted, converted_path, measuring_alone
 from hitsend.serve.engine.libllama import open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.measure import Answer, Question, answer, held_texts
@@ -23,6 +25,7 @@ from hitsend.serve.engine.tuned import (
     gains_of,
     laid_out,
     loss_of,
+    remember,
     remembered,
     steady_gain,
     steady_gains,
@@ -157,10 +160,37 @@ def test_auto_follows_what_was_measured_and_says_so(tmp_path):
     assert said == [
         "layout auto: as shipped: nothing gains 1.05 times within a loss of 1.00% (q4_0 1.60 times at +20.00%)"
     ]
+    left = converted_path(source, tmp_path, "q8_0")  # of a measurement that was killed
+    left.write_bytes(b"GGUF")
+    laid_out(found, tmp_path, settings, lambda _: None)
+    assert not left.exists()
     alone = msgspec.structs.replace(tuned(), rows=(msgspec.structs.replace(SHIPPED, alone=90.0),))
     tuned_file(found, tmp_path, settings).write_bytes(msgspec.json.encode(alone))
     assert laid_out(found, tmp_path, settings, said.append).num_threads_alone == 1
     assert "one thread" in said[-1]
+
+
+def test_of_two_starts_one_measures_and_the_other_takes_what_it_found(tmp_path):
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"never opened")
+    found, settings = ModelFile(str(source), "m", "path"), EngineSettings(layout="auto")
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        with measuring_alone(tmp_path, said.append):
+            other = pool.submit(laid_out, found, tmp_path, settings, said.append)
+            while not said:
+                assert not other.done(), other.exception()
+                time.sleep(0.005)
+            remember(tuned(row("q4_0", 1.6, 0.2)), tuned_file(found, tmp_path, settings), said.append)
+        assert other.result(timeout=60).weights_path == str(source)
+    assert ["another process is measuring" in said[0], "as shipped" in said[1], len(said)] == [True, True, 2]
+
+
+def test_what_cannot_be_remembered_is_said_and_nothing_else(tmp_path):
+    said: list[str] = []
+    remember(tuned(), tmp_path / "no" / "tuned-1.json", said.append)
+    assert len(said) == 1
+    assert "not remembered" in said[0]
 
 
 def test_the_held_texts_are_there_and_of_several_kinds():

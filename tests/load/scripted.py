@@ -18,6 +18,8 @@ class Scripted:
         self.mock = mock
         self.url = mock.url.removesuffix("/v1")
         self.has_tokenize = True
+        self.tokenizes = 10**9
+        """So many times; after that its connections end without an answer."""
         self.is_known: tuple[str, ...] = ("max_tokens", "ignore_eos", "stream_options")
         self.claims_more = 0
         self.gives_usage = True
@@ -48,6 +50,9 @@ class Scripted:
             models = [{"id": "scripted", "max_model_len": 4096}, {"id": "other"}]
             await call.answer("200 OK", {"object": "list", "data": models})
         elif path == "/tokenize" and self.has_tokenize:
+            self.tokenizes -= 1
+            if self.tokenizes < 0:
+                return
             text = call.body.get("content") or call.body.get("prompt") or ""
             await call.answer("200 OK", {"tokens": [7] * len(text.split())})
         elif path in ("/v1/chat/completions", "/v1/completions"):

@@ -25,11 +25,13 @@ from tests.load.test_run import plan
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
-async def hitsend(*words):
+async def hitsend(*words, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HITSEND")}
     pipe = asyncio.subprocess.PIPE
     command = ("-m", "hitsend", "load", *words)
-    return await asyncio.create_subprocess_exec(sys.executable, *command, env=clean, stdout=pipe, stderr=pipe)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=clean | environment, stdout=pipe, stderr=pipe
+    )
 
 
 async def test_one_document_on_stdout_and_the_files_that_were_asked_for(tmp_path):
@@ -56,13 +58,14 @@ async def test_one_document_on_stdout_and_the_files_that_were_asked_for(tmp_path
     assert [(point.output, point.tpot_ms, point.ttft_ms) for point in points] == [(4, 3.5, 20.5)] * 2
 
 
-async def test_an_interruption_shows_what_was_measured_so_far():
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interruption_shows_what_was_measured_so_far(by):
     async with scripted() as server:
         ran = await hitsend("--url", server.url, "--input", "30", "--output", "4", "--duration", "600")
         async with asyncio.timeout(60):
             while len(server.chats) < 12:
                 await asyncio.sleep(0.02)
-        ran.send_signal(signal.SIGINT)
+        ran.send_signal(by)
         out, err = await ran.communicate()
     assert ran.returncode == 130, err.decode()
     text = out.decode()
@@ -70,6 +73,30 @@ async def test_an_interruption_shows_what_was_measured_so_far():
     for name in ("TTFT", "TPOT", "ITL", "E2E", "tok/s"):
         assert name in text
     assert "Traceback" not in err.decode()
+
+
+async def test_what_cannot_be_written_or_is_said_twice_is_refused_before_anything_is_sent(tmp_path):
+    async with scripted() as server:
+        there = ("--url", server.url)
+        for words in (
+            (*there, "--html", str(tmp_path)),
+            (*there, "--csv", str(tmp_path / "no" / "rows")),
+            (*there, "--target", f"a={server.url}"),
+        ):
+            ran = await hitsend(*words)
+            _, err = await ran.communicate()
+            assert (ran.returncode, len(err.decode().splitlines())) == (2, 1), err.decode()
+        assert server.mock.calls == []
+
+
+async def test_a_terminal_that_lacks_the_bars_gets_the_figures():
+    async with scripted() as server:
+        words = ("--url", server.url, "--input", "30", "--output", "4", "--requests", "3", "--concurrency", "1")
+        ran = await hitsend(*words, PYTHONIOENCODING="ascii", COLUMNS="30")
+        out, err = await ran.communicate()
+    assert ran.returncode == 0, err.decode()
+    assert "out tok/s" in out.decode("ascii")
+    assert "TTFT" in out.decode("ascii")
 
 
 async def hostile_run():

@@ -9,8 +9,6 @@ from hitsend.load.workload import CHAT, CUSTOMER_SERVICE
 NOTHING = dict.fromkeys(Given.__struct_fields__) | {
     "url": "http://127.0.0.1:8000",
     "is_key_typed": False,
-    "arrivals": "poisson",
-    "burst_size": 8,
     "warmup": 2,
     "endpoint": "chat",
     "abort": 0.0,
@@ -74,6 +72,34 @@ def test_a_timed_trace_is_replayed(tmp_path):
     assert plan(trace=file).replay_speed == 1.0
     assert plan(trace=file, replay=4.0).replay_speed == 4.0
     assert plan(trace=file, concurrency="2").replay_speed is None
+    for speed in (0.0, -1.0, 1e9):
+        with pytest.raises(ConfigError, match="above 0 and at most 1e\\+06"):
+            plan(trace=file, replay=speed)
+
+
+def test_a_replay_ends(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(f'{{"input_tokens": 5, "output_tokens": 2, "at_s": {at}}}\n' for at in (0, 1e6)))
+    with pytest.raises(ConfigError, match="the trace would take 1e\\+06 s, at most 86400"):
+        plan(trace=file)
+    assert plan(trace=file, replay=100.0).replay_speed == 100.0
+    assert plan(trace=file, duration=60.0).duration_s == 60.0
+    assert plan(trace=file, requests=1).requests == 1
+
+
+def test_a_trace_says_itself_how_long_things_are(tmp_path):
+    lengths, bodies = tmp_path / "lengths.jsonl", tmp_path / "bodies.jsonl"
+    lengths.write_text('{"input_tokens": 5, "output_tokens": 2}\n')
+    bodies.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    assert (plan(trace=lengths).shape.system, plan(trace=lengths).is_scaled) == (0, False)
+    assert plan(trace=lengths, system=30).shape.system == 30
+    for flag in ({"input": "9"}, {"output": "9"}, {"turns": 2}, {"workload": "chat"}):
+        with pytest.raises(ConfigError, match="with --trace the trace says it"):
+            plan(trace=lengths, **flag)
+    with pytest.raises(ConfigError, match="--system=9: the trace has bodies only"):
+        plan(trace=bodies, system=9)
+    with pytest.raises(ConfigError, match="line 1: it has no prompt"):
+        plan(trace=bodies, endpoint="completions")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +114,10 @@ def test_a_timed_trace_is_replayed(tmp_path):
         ({"rate": "nan"}, "--rate=nan"),
         ({"rate": "-1"}, "--rate=-1"),
         ({"rate": "1", "concurrency": "1"}, "--concurrency, --rate: only one of them"),
+        ({"arrivals": "bursts"}, "--arrivals=bursts: it is of --rate and --ramp only"),
+        ({"arrivals": "never", "rate": "1"}, "one of poisson, constant, bursts"),
+        ({"rate": "1", "burst_size": 4}, "--burst-size=4: it is of --arrivals bursts only"),
+        ({"rate": "0.001", "requests": 1000}, "1000 requests would take 1e+06 s, at most 86400"),
         ({"ramp": "5"}, "START:STOP"),
         ({"ramp": "5:1"}, "starts above its stop"),
         ({"ramp": "1:5", "requests": 5}, "bounded by --duration"),

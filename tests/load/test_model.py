@@ -1,6 +1,8 @@
 """Against the real server with the real model: lengths are exact, usage holds, hanging up cancels."""
 
 import asyncio
+import os
+import socket
 import sys
 from functools import partial
 
@@ -80,3 +82,35 @@ async def test_a_server_s_own_records_tell_what_its_steps_take(served, tmp_path)
     assert found.room is not None
     assert found.room.cells_per_slot == 1024
     assert found.timing.step_s(Work(decodes=2, held=100)) > 0
+
+
+OWN = """
+import asyncio
+from hitsend.cli.load_server import own_server
+
+async def main():
+    async with own_server() as url:
+        print(url, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_server_of_its_own_ends_with_a_load_test_that_is_killed(tmp_path):
+    where = os.environ | {"TMPDIR": str(tmp_path)}
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", OWN, stdout=asyncio.subprocess.PIPE, env=where)
+    url = (await child.stdout.readline()).decode().strip()
+    host, port = url.removeprefix("http://").split(":")
+    socket.create_connection((host, int(port))).close()
+    child.kill()
+    await child.wait()
+
+    def is_gone():
+        try:
+            socket.create_connection((host, int(port))).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    assert await asyncio.to_thread(until, is_gone, bool)

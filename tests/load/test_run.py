@@ -1,6 +1,8 @@
 """Whole tests against a scripted server: what it was asked, how ends are told apart, what is believed."""
 
 import asyncio
+import resource
+import socket
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from hitsend.core.errors import ConfigError
 from hitsend.load.client import Client
 from hitsend.load.document import document
 from hitsend.load.lengths import fixed, read_length
+from hitsend.load.probe import LANES
 from hitsend.load.report import Slo
 from hitsend.load.result import Plan
 from hitsend.load.run import run
@@ -172,6 +175,73 @@ async def test_targets_take_turns_and_get_the_same_requests(server):
     found = document(done)
     assert {(row["target"], row["base"], row["rounds"]) for row in found["ratios"]} == {("second", "first", 2)}
     assert [row["load"] for row in found["targets"][0]["medians"]] == [1, 2]
+
+
+async def test_targets_that_know_less_get_the_same_requests_too(server):
+    async with scripted() as other:
+        other.has_tokenize = False
+        targets = (Target("estimates", other.url), Target("counts", server.url))
+        done = await run(plan(server, targets=targets, concurrency=(2,), requests=6), Quiet())
+        assert sorted(server.prompts()[-6:]) == sorted(other.prompts()[-6:])
+    assert [told["prompt_lengths"] for told in document(done)["targets"]] == ["estimated", "exact"]
+
+
+async def test_a_server_without_usage_is_said_to_be_one(server):
+    server.gives_usage = False
+    done = await run(plan(server), Quiet())
+    assert any("there is no usage in streams" in text for text in document(done)["warnings"])
+
+    server.gives_usage, server.chats = True, []
+
+    async def lose(call):
+        server.gives_usage = False
+        await server._good(call)
+        server.gives_usage = True
+
+    server.scripts = dict.fromkeys(range(4, 6), lose)
+    done = await run(plan(server, concurrency=(1,)), Quiet())
+    assert any("2 of 8 answers came without usage" in text for text in document(done)["warnings"])
+
+
+async def test_a_tokenizer_that_goes_away_is_asked_no_more(server):
+    server.tokenizes = 1  # gone while it is looked at
+    found = await measured(server)
+    assert (found.level.requests.ok, found.level.usage.method) == (8, "chunks")
+    assert 0 > server.tokenizes >= -3 * LANES
+
+    server.tokenizes = 10**9
+    done = await run(plan(server, concurrency=(1,), requests=1), Quiet())
+    asked = 10**9 - server.tokenizes
+    server.tokenizes = asked + 2  # gone after the level, which was counted up to there
+    found = await measured(server, requests=9)
+    assert (found.level.usage.method, found.level.usage.checked) == ("tokenize", 3)
+    assert server.tokenizes == -1
+    assert done.targets[0].facts.tokenize == "content"
+
+
+async def test_a_level_in_which_nothing_was_due_is_said_to_be_one(server):
+    done = await run(plan(server, concurrency=(), rates=(0.001,), requests=None, duration_s=0.1), Quiet())
+    assert [one.level.requests.sent for one in done.targets[0].measured] == [0]
+    assert any("no request was due" in text for text in document(done)["warnings"])
+
+
+async def test_bodies_that_were_sent_before_are_said_to_be(server):
+    trace = tuple(Recorded(body={"messages": [{"role": "user", "content": f"body {at}"}]}) for at in range(4))
+    for fields, is_warned in (({}, False), ({"warmup": 1}, True), ({"concurrency": (1, 2)}, True)):
+        done = await run(plan(server, trace=trace, **{"requests": 4} | fields), Quiet())
+        assert any("gone through more than once" in text for text in document(done)["warnings"]) == is_warned
+
+
+async def test_a_client_without_descriptors_says_that_it_was_the_client():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        async with Client(Target("a", f"http://127.0.0.1:{listening.getsockname()[1]}")) as client:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                sample = await client.send(Ask({"messages": []}, None, 2), 0.0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sample.error == "client_limit"
 
 
 async def test_a_ramp_goes_up_until_its_stop(server):

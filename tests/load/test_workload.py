@@ -127,7 +127,7 @@ def test_a_stream_is_read_the_same_however_it_was_cut(cuts, opening):
     assert [piece.text for piece in pieces] == ["", "hm", "Hé", "legacy"]
     assert [piece.content for piece in pieces] == ["", "", "Hé", "legacy"]
     assert pieces[2].finish_reason == "stop"
-    assert pieces[3].usage.prompt_tokens_details.cached_tokens == 1
+    assert pieces[3].usage.cached_tokens == 1
 
 
 def test_calls_are_text_too_and_errors_have_a_code():
@@ -135,6 +135,14 @@ def test_calls_are_text_too_and_errors_have_a_code():
     assert (read_piece(call).text, read_piece(call).content) == ("f{}", "")
     assert read_piece(b'{"error":{"code":"engine_failed"}}').error == "engine_failed"
     assert read_piece(b'{"error":"boom"}').error == "error"
+
+
+def test_a_count_that_cannot_be_is_none():
+    counts = ["-1", "1e30", "10000001", '"7"', "2.5", "true", "[]", "null", "7.0"]
+    texts = [b'{"usage": {"completion_tokens": %s, "prompt_tokens_details": 5}}' % text.encode() for text in counts]
+    assert [read_piece(text).usage.completion_tokens for text in texts] == [None] * 8 + [7]
+    assert read_piece(b'{"usage": 3}').usage is None
+    assert read_piece(b'{"choices": [{"delta": {"content": 0}}]}').text == "0"
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b'{"choices":3}', b"[" * 5000, b"\xff"])

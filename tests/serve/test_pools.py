@@ -7,6 +7,8 @@ import pytest
 from hitsend import settings
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
+from hitsend.serve.children import Children, engine_settings
+from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.pools import adapters_of, build_pools, check_names
 from hitsend.serve.supervisor import _supervise
@@ -78,6 +80,13 @@ async def test_a_model_that_cannot_be_meant_is_named(tmp_path, model, fields, co
         await built(asked, tmp_path)
 
 
+async def test_what_always_stays_counts_also_where_another_engine_has_its_model_s_name(tmp_path, model):
+    asked = tree(pooled("one", model, aliases=("other",)), budget=10**6)
+    default = WorkerConfig("one", model, asked.engine)
+    with pytest.raises(ConfigError, match="'one' takes 525312 bytes .* beside 525312 of what always stays"):
+        await built(asked, tmp_path, default)
+
+
 async def test_adapters_belong_to_a_model_that_is_there(tmp_path):
     of_none, of_main, of_other = (
         settings.AdapterSettings("red", "r.gguf", model=model) for model in (None, "main", "other")
@@ -92,11 +101,25 @@ async def test_adapters_belong_to_a_model_that_is_there(tmp_path):
     assert await built(tree(adapters=(of_main,)), tmp_path, DEFAULT) is None
 
 
+def test_a_draft_model_that_is_not_there_is_named_by_its_own_setting():
+    asked = settings.Settings(engine=settings.EngineSettings(draft_model="/none/such.gguf"))
+    with pytest.raises(ConfigError, match=r"^engine\.draft_model: there is no file /none/such\.gguf"):
+        engine_settings(asked, ModelFile("x.gguf", "main", "test"))
+
+
 def test_a_name_means_one_model():
     check_names(["a", "b"])
     for names in (["a", "b", "a"], ["a", ""]):
         with pytest.raises(ConfigError, match="means two models"):
             check_names(names)
+
+
+@pytest.mark.parametrize("names", [("main",), ("red", "red")])
+def test_an_adapter_takes_no_other_model_s_name(names):
+    adapters = tuple(settings.AdapterSettings(name, "r.gguf") for name in names)
+    children = Children(ModelFile("x.gguf", "main", "test"), object(), object(), None, adapters=adapters)
+    with pytest.raises(ConfigError, match="means two models"):
+        children.check()
 
 
 async def test_several_processes_refuse_models_that_come_and_go(model):

@@ -8,6 +8,7 @@ a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `lo
 """
 
 import importlib
+import io
 import sys
 from typing import Annotated, Any
 
@@ -86,6 +87,9 @@ def root(
 
 def main() -> None:
     """The `hitsend` command. What a person can put right is said in one line, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a bar that an old encoding lacks is no reason to lose the figures
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (ConfigError, CallFailed) as error:

@@ -1,13 +1,16 @@
 """`hitsend load`: load any OpenAI-compatible server and say what it did.
 
 Enters: flags. Leaves: a summary in the terminal, or with `--json` one document; a CSV and a page where asked. Always
-true: progress and everything for the eye that isn't the result goes to stderr; Ctrl-C ends the test and shows what was
-measured so far, a second one ends the program; without `--url` and `--target`, and without a server at the default
-address, a server with the bundled model is started beside this process and stopped afterwards. Next: `load_flags.py`.
+true: progress and everything for the eye that isn't the result goes to stderr; Ctrl-C (or SIGTERM, or a terminal that
+closes) ends the test and shows what was measured so far, a second one ends the program; without `--url` and `--target`,
+and without a server at the default address, a server with the bundled model is started beside this process and stopped
+afterwards, however this one ends. Next: `load_flags.py`.
 """
 
 import asyncio
 import json
+import os
+import resource
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -24,10 +27,16 @@ from hitsend.cli.load_server import own_server
 from hitsend.cli.load_view import Bar, summary
 from hitsend.core.errors import ConfigError
 from hitsend.load.document import document
+from hitsend.load.drive import MOST_OPEN
 from hitsend.load.page import page
 from hitsend.load.result import Run
 from hitsend.load.rows import write_rows
 from hitsend.load.run import run
+
+NUM_FILES = MOST_OPEN + 256
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WIDTHS = (80, 120)
+"""Least columns of a summary in a terminal, and elsewhere: a table that doesn't fit loses figures."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -43,8 +52,8 @@ def load(
     rate: flags.Rate = None,
     ramp: flags.RampTo = None,
     replay: flags.Replay = None,
-    arrivals: flags.Arrivals = "poisson",
-    burst_size: flags.Burst = 8,
+    arrivals: flags.Arrivals = None,
+    burst_size: flags.Burst = None,
     requests: flags.Requests = None,
     duration: flags.Duration = None,
     warmup: flags.Warmup = 2,
@@ -73,20 +82,40 @@ def load(
 ) -> None:
     """Load any OpenAI-compatible server and measure it."""
     typed = {name: value for name, value in locals().items() if name in flags.Given.__struct_fields__}
-    source = ctx.get_parameter_source("key")
-    is_key_typed = source is not None and source.name == "COMMANDLINE"
-    given = flags.Given(**typed | {"url": url or options.DEFAULT_URL, "is_key_typed": is_key_typed})
+    given = flags.Given(**typed | {"url": url or options.DEFAULT_URL, "is_key_typed": _is_typed(ctx, "key")})
+    if target and _is_typed(ctx, "url"):
+        raise ConfigError(f"flag --url={url}: with --target, every server is one")
     for flag, file in (("--csv", csv), ("--html", html)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ConfigError(f"flag {flag}={file}: there is no folder {file.absolute().parent}")
+        _check_writable(flag, file)
     done = _run(given, starts_own=url is None and not target)
     _write(done, note, as_json=as_json, csv=csv, html=html)
     if done.is_interrupted:
         raise typer.Exit(130)
 
 
+def _is_typed(ctx: typer.Context, name: str) -> bool:
+    """By flag, not from the environment."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_writable(flag: str, file: Path | None) -> None:
+    """Before anything is measured: what takes an hour must not be lost to a path. Raises ConfigError."""
+    if file is None:
+        return
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"flag {flag}={file}: there is no folder {folder}")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise ConfigError(f"flag {flag}={file}: it can't be written")
+
+
 def _run(given: flags.Given, *, starts_own: bool) -> Run:
     """On a loop of its own, which the first Ctrl-C cancels once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:  # a connection is a descriptor, and 1,024 of them is what most systems give
+        most = NUM_FILES if hard == resource.RLIM_INFINITY else min(hard, NUM_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_measure(given, starts_own=starts_own))
 
@@ -102,18 +131,20 @@ async def _measure(given: flags.Given, *, starts_own: bool) -> Run:
                 plan = flags.make_plan(_at(given, url))
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        loop.add_signal_handler(signal.SIGINT, _interrupt, loop, task)
+        for number in _ENDING:
+            loop.add_signal_handler(number, _interrupt, loop, task)
         bar = stack.enter_context(Bar())
         try:
             return await run(plan, bar)
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in _ENDING:
+                loop.remove_signal_handler(number)
 
 
 def _interrupt(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[object]") -> None:
-    """The first one ends the test; the second is Python's own."""
+    """The first one ends the test; a second Ctrl-C is Python's own."""
     loop.remove_signal_handler(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     task.cancel()
@@ -130,7 +161,8 @@ def _write(done: Run, note: str | None, *, as_json: bool, csv: Path | None, html
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
-        summary(done, result, Console(highlight=False))
+        least = _WIDTHS[0] if sys.stdout.isatty() else _WIDTHS[1]
+        summary(done, result, Console(highlight=False, width=max(least, Console().width)))
     try:
         if csv is not None:
             with csv.open("w", encoding="utf-8", newline="") as file:

@@ -26,6 +26,8 @@ from hitsend.settings_source import secret
 MOST_LEVELS, MOST_CONCURRENCY, MOST_RATE, MOST_TARGETS = 64, 4096, 100_000.0, 16
 DEFAULT_CONCURRENCY = (1, 8)
 DEFAULT_DURATION_S = 30.0
+DEFAULT_BURST = 8
+MOST_SECONDS, MOST_SPEED = 86_400, 1_000_000.0
 ROUNDS_OF_SEVERAL = 3
 
 O = typer.Option  # noqa: E741  # one line per flag
@@ -40,10 +42,10 @@ RampTo = Annotated[str | None, O("--ramp", metavar="START:STOP", help="Open loop
 Replay = Annotated[
     float | None, O("--replay", metavar="SPEED", help="Open loop: a trace's own times; 2 is twice as fast.")
 ]
-Arrivals = Annotated[str, O(help=f"Of an open loop: {', '.join(KINDS)}.")]
-Burst = Annotated[int, O("--burst-size", min=1, max=1000, help="Requests of one burst.")]
+Arrivals = Annotated[str | None, O(help=f"Of --rate and --ramp: {', '.join(KINDS)}. Default poisson.")]
+Burst = Annotated[int | None, O("--burst-size", min=1, max=1000, help="Requests of one burst. Default 8.")]
 Requests = Annotated[int | None, O(min=1, max=MOST_REQUESTS, help="Per level, at most.")]
-Duration = Annotated[float | None, O(min=0.1, max=86_400, help="Seconds per level, at most. Default 30.")]
+Duration = Annotated[float | None, O(min=0.1, max=MOST_SECONDS, help="Seconds per level, at most. Default 30.")]
 Warmup = Annotated[int, O(min=0, max=1000, help="Requests before the first level, counted nowhere.")]
 Repeat = Annotated[int | None, O(min=1, max=100, help="Rounds. Default 1; 3 with several targets.")]
 Preset = Annotated[
@@ -82,8 +84,8 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     rate: str | None
     ramp: str | None
     replay: float | None
-    arrivals: str
-    burst_size: int
+    arrivals: str | None
+    burst_size: int | None
     requests: int | None
     duration: float | None
     warmup: int
@@ -111,9 +113,10 @@ def make_plan(given: Given) -> Plan:
     """Raises ConfigError."""
     _check_finite(given)
     targets = _targets(given)
-    shape, is_scaled = _shape(given)
     trace = _trace(given)
+    shape, is_scaled = _traced(given, trace) if trace else _shape(given)
     concurrency, rates, ramp, speed = _mode(given, trace)
+    _check_end(given, trace, rates, speed)
     duration_s = given.duration if given.duration or given.requests or speed else DEFAULT_DURATION_S
     return Plan(
         targets=targets,
@@ -124,8 +127,8 @@ def make_plan(given: Given) -> Plan:
         rates=rates,
         ramp=ramp,
         replay_speed=speed,
-        arrivals=_kind(given.arrivals),
-        burst_size=given.burst_size,
+        arrivals=_kind(given, is_drawn=bool(rates or ramp)),
+        burst_size=given.burst_size or DEFAULT_BURST,
         requests=given.requests,
         duration_s=duration_s,
         warmup=given.warmup,
@@ -147,11 +150,17 @@ def _check_finite(given: Given) -> None:
             raise ConfigError(f"flag --{name.replace('_', '-')}={value}: it must be a finite number")
 
 
-def _kind(text: str) -> Kind:
-    for kind in KINDS:
-        if text == kind:
-            return kind
-    raise ConfigError(f"flag --arrivals={text}: it must be one of {', '.join(KINDS)}")
+def _kind(given: Given, *, is_drawn: bool) -> Kind:
+    """Of what is sent at a rate; nothing else has arrivals that could be chosen."""
+    text = given.arrivals or "poisson"
+    kind = next((kind for kind in KINDS if kind == text), None)
+    if kind is None:
+        raise ConfigError(f"flag --arrivals={text}: it must be one of {', '.join(KINDS)}")
+    if given.arrivals is not None and not is_drawn:
+        raise ConfigError(f"flag --arrivals={text}: it is of --rate and --ramp only")
+    if given.burst_size is not None and text != "bursts":
+        raise ConfigError(f"flag --burst-size={given.burst_size}: it is of --arrivals bursts only")
+    return kind
 
 
 def _endpoint(text: str) -> Endpoint:
@@ -224,12 +233,22 @@ def _shape(given: Given) -> tuple[Shape, bool]:
     return shape, typed == (None, None, None)
 
 
+def _traced(given: Given, trace: tuple[Recorded, ...]) -> tuple[Shape, bool]:
+    """A trace says itself how long things are; a shared prompt comes on top of its lengths only where one is asked."""
+    for name in ("workload", "input", "output", "turns"):
+        if getattr(given, name) is not None:
+            raise ConfigError(f"flag --{name}={getattr(given, name)}: with --trace the trace says it")
+    if given.system and all(one.body is not None for one in trace):
+        raise ConfigError(f"flag --system={given.system}: the trace has bodies only, which are sent as they are")
+    return msgspec.structs.replace(PRESETS["customer-service"], system=given.system or 0), False
+
+
 def _trace(given: Given) -> tuple[Recorded, ...]:
     if given.trace is None:
         return ()
     try:
         with given.trace.open("rb") as file:
-            return read_trace(f"flag --trace={given.trace}:", file)
+            return read_trace(f"flag --trace={given.trace}:", file, _endpoint(given.endpoint))
     except OSError as error:
         raise ConfigError(f"flag --trace={given.trace}: {error.strerror}") from error
 
@@ -242,6 +261,8 @@ def _mode(given: Given, trace: tuple[Recorded, ...]) -> Mode:
     if len(asked) > 1:
         raise ConfigError(f"flags {', '.join(f'--{name}' for name in asked)}: only one of them")
     timed = bool(trace) and trace[0].at_s is not None
+    if given.replay is not None and not 0 < given.replay <= MOST_SPEED:
+        raise ConfigError(f"flag --replay={given.replay:g}: it must be above 0 and at most {MOST_SPEED:g}")
     if given.replay is not None and not timed:
         raise ConfigError("flag --replay: it needs --trace with at_s in every line")
     if given.replay is not None or (timed and not asked):
@@ -258,6 +279,21 @@ def _mode(given: Given, trace: tuple[Recorded, ...]) -> Mode:
     if any(level != int(level) for level in levels):
         raise ConfigError(f"flag --concurrency={given.concurrency}: each must be a whole number")
     return tuple(int(level) for level in levels), (), None, None
+
+
+def _check_end(given: Given, trace: tuple[Recorded, ...], rates: tuple[float, ...], speed: float | None) -> None:
+    """What no duration bounds ends by its last request, which must not be due in a year."""
+    if given.duration is not None:
+        return
+    if speed is not None:
+        last = trace[: given.requests or len(trace)][-1].at_s or 0.0
+        told, lasts = f"flag --replay={speed:g}: the trace", last / speed
+    elif rates and given.requests:
+        told, lasts = f"flag --rate={min(rates):g}: {given.requests} requests", given.requests / min(rates)
+    else:
+        return
+    if lasts > MOST_SECONDS:
+        raise ConfigError(f"{told} would take {lasts:.3g} s, at most {MOST_SECONDS}: bound it with --duration")
 
 
 def _numbers(flag: str, text: str, most: float) -> tuple[float, ...]:

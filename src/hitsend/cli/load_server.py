@@ -1,20 +1,24 @@
 """A server for one load test, where none is named and none is there.
 
 Enters: nothing. Leaves: its address. Always true: it is a process of its own, so that the load and what is loaded don't
-share an interpreter; it keeps its data in a folder that goes with it, and is stopped in any case. Next: `load_view.py`.
+share an interpreter; it keeps its data in a folder that goes with it, and is stopped in any case, by the kernel (Linux)
+where this process is killed. Next: `load_view.py`.
 """
 
 import asyncio
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
 
 from hitsend.cli import CallFailed
 from hitsend.cli.client import Client
+from hitsend.serve.engine.libllama import die_with_parent
 
 START_S = 120.0
 STOP_S = 20.0
@@ -32,7 +36,13 @@ async def own_server() -> AsyncIterator[str]:
         null = asyncio.subprocess.DEVNULL
         # its own session: Ctrl-C is for the load test, which then stops the server
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, stdin=null, stdout=null, stderr=null, start_new_session=True
+            sys.executable,
+            *words,
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )
         try:
             await _wait(process, f"http://127.0.0.1:{port}")

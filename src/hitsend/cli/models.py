@@ -4,6 +4,7 @@ Enters: the flags of `serve`. Leaves: a table or JSON. Always true: what `tune` 
 `hitsend serve --layout auto` does what it says here. Next: `serve/engine/tuned.py`.
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,6 +64,8 @@ def tune_model(
 ) -> None:
     """Measure speed and loss of each layout; takes minutes, on a quiet machine."""
     settings = options.settings_from(config, sets, data=data, engine__model=model).settings
+    if not math.isfinite(minutes):
+        raise ConfigError(f"flag --minutes={minutes}: it must be a finite number")
     if settings.engine.model == NO_MODEL:
         raise ConfigError("engine.model is none: there is nothing to measure")
     found, folder = find_model(settings), models_dir(settings)

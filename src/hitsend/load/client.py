@@ -8,6 +8,7 @@ Next: `probe.py`.
 
 import asyncio
 import contextlib
+import errno
 import time
 from array import array
 from collections.abc import Callable
@@ -31,6 +32,10 @@ IDLE_S = 2.0
 """A connection that was idle for longer isn't used again: servers close theirs after some five seconds."""
 END_S = 1.0
 """How long the end of a body may lag behind `[DONE]` before its connection is given up."""
+PLAIN_S = 10.0
+"""For a question beside the test: a server that stalls there must not keep the test from ending."""
+_OWN_LIMITS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS))
+"""What this machine has too few of: descriptors, ports, buffers."""
 
 
 class Unreachable(Exception):
@@ -99,7 +104,7 @@ class Client:
         except BadStream as error:
             run.fail("bad_stream", str(error))
         except aiohttp.ClientConnectorError as error:
-            run.fail("connect", str(error))
+            run.fail("client_limit" if error.os_error.errno in _OWN_LIMITS else "connect", str(error))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             run.fail("broken", str(error) or type(error).__name__)
         return run.sample(intended_s, number)
@@ -128,22 +133,22 @@ class Client:
 
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON (None where it is none) of a whole address. Raises Unreachable."""
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, self._timeout_s)
 
     async def post(self, path: str, document: Any) -> tuple[int, Any]:
-        """The same for a POST."""
-        return await self._ask("POST", path, msgspec.json.encode(document))
+        """The same for a POST, within `PLAIN_S`."""
+        return await self._ask("POST", path, msgspec.json.encode(document), min(PLAIN_S, self._timeout_s))
 
-    async def _ask(self, method: str, address: str, raw: bytes | None) -> tuple[int, Any]:
+    async def _ask(self, method: str, address: str, raw: bytes | None, timeout_s: float) -> tuple[int, Any]:
         headers = self._headers | ({} if raw is None else {"content-type": "application/json"})
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(timeout_s):
                 async with self._session.request(
                     method, address, data=raw, headers=headers, allow_redirects=False
                 ) as response:
                     return response.status, _json(await _start(response, MOST_ANSWER_BYTES))
         except TimeoutError as error:
-            raise Unreachable(f"no answer within {self._timeout_s:g} s") from error
+            raise Unreachable(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(error) or type(error).__name__) from error
 
@@ -238,7 +243,7 @@ class _Run:
         if self._error is None and not self.is_cut:
             self._judge()
         outcome: Outcome = "error" if self._error is not None else "aborted" if self.is_cut else "ok"
-        usage, details = self._usage, self._usage.prompt_tokens_details
+        usage = self._usage
         return Sample(
             outcome,
             intended_s,
@@ -256,7 +261,7 @@ class _Run:
             asked_output=self._ask.output_tokens,
             claimed_input=usage.prompt_tokens,
             claimed_output=usage.completion_tokens,
-            claimed_cached=details.cached_tokens if details is not None else None,
+            claimed_cached=usage.cached_tokens,
             request_id=self.request_id,
             text="".join(self._text),
             content="".join(self._content),

@@ -15,6 +15,7 @@ from hitsend.load.compare import medians, middle, ratios
 from hitsend.load.report import Level
 from hitsend.load.result import Run, TargetRun
 from hitsend.load.saturation import find
+from hitsend.load.workload import Recorded
 
 VERSION = 1
 FEW = 100
@@ -95,21 +96,35 @@ def warnings(run: Run) -> Iterator[str]:
         yield "interrupted: the last level is incomplete"
     if run.scale < 1:
         yield f"the workload was scaled by {run.scale:.2f} to fit the model's context"
-    if run.plan.trace and (run.plan.requests or 0) > len(run.plan.trace):
-        yield f"the trace has {len(run.plan.trace)} lines and was gone through more than once: prompts repeat"
+    if run.plan.trace and _num_replayed(run) > len(run.plan.trace):
+        yield (
+            f"the trace has {len(run.plan.trace)} lines and was gone through more than once, warm-up, levels and "
+            "rounds together: recorded prompts repeat, and a prefix cache may have had them"
+        )
     for one in run.targets:
         for text in _of_target(run, one):
             yield f"{one.target.name}: {text}"
         for measured in one.measured:
-            for text in _of_level(measured.level):
+            for text in _of_level(measured.level, gives_usage=one.facts.dialect.gives_usage):
                 yield f"{one.target.name}, {title(measured.level)}: {text}"
         for text in _of_levels([measured.level for measured in one.measured]):
             yield f"{one.target.name}, {text}"
 
 
+def _num_replayed(run: Run) -> int:
+    """How often a target was sent a recorded body; texts that are made up are new each time."""
+    if all(one.body is None for one in run.plan.trace):
+        return 0
+    levels = (sum(one.level.requests.sent for one in line.measured) for line in run.targets)
+    return run.plan.warmup + max(levels, default=0)
+
+
 def _of_target(run: Run, one: TargetRun) -> Iterator[str]:
-    if not one.facts.vocabulary.is_exact and not run.plan.trace:
-        yield "prompt lengths are an estimate: there is no /tokenize, or it doesn't agree with the usage"
+    if not one.facts.vocabulary.is_exact and any(line.body is None for line in run.plan.trace or (Recorded(),)):
+        yield (
+            "prompt lengths are an estimate: there is no /tokenize, it doesn't agree with the usage, or another "
+            "target's was asked, since all get the same prompts"
+        )
     if not one.facts.dialect.ignores_end:
         yield "ignore_eos isn't taken: answers may end before the length that was asked for"
     if not one.facts.dialect.gives_usage:
@@ -118,7 +133,7 @@ def _of_target(run: Run, one: TargetRun) -> Iterator[str]:
 
 def _of_levels(levels: list[Level]) -> Iterator[str]:
     """What concerns many levels alike is said once."""
-    strained = [level for level in levels if level.client.is_limit]
+    strained = [level for level in levels if level.client.is_limit and level.requests.sent]
     if strained:
         lag, cpu = (max(getattr(one.client, name) for one in strained) for name in ("lag_p99_ms", "cpu_percent"))
         yield (
@@ -135,7 +150,14 @@ def _titles(levels: list[Level]) -> str:
     return "; ".join(shown if len(shown) <= 4 else [*shown[:3], f"{len(shown) - 3} more"])
 
 
-def _of_level(level: Level) -> Iterator[str]:
+def _of_level(level: Level, *, gives_usage: bool) -> Iterator[str]:
+    if not level.requests.sent and not level.is_interrupted:
+        yield "no request was due in the time it lasted"
+    if gives_usage and level.usage.without:
+        yield (
+            f"{level.usage.without} of {level.requests.ok} answers came without usage, or with one that can't be: "
+            "their pieces are counted as tokens"
+        )
     if level.is_growing:
         yield "requests piled up: more came than were served, so latencies depend on how long it ran"
     if level.usage.is_believable is False:

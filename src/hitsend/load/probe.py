@@ -6,6 +6,7 @@ with its own words. Next: `drive.py`.
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -66,7 +67,16 @@ async def probe(client: Client, context: int | None, seed: int) -> Facts:
     """The rest. Raises ConfigError where no form of a request is served."""
     has_system, first = await _dialect(client, seed)
     form = await _tokenize_form(client)
-    vocabulary = await _vocabulary(client, form, first, has_system=has_system, seed=seed)
+    exact = None
+    try:
+        exact = form and await _exact(client, form, first, has_system=has_system, seed=seed)
+    except Unreachable:
+        form = None  # one that stalls is none: it would be asked once a word, and after every level
+    vocabulary = exact or await _estimate(client, first, has_system=has_system, seed=seed)
+    if first.claimed_output is None:
+        client.target = msgspec.structs.replace(
+            client.target, dialect=msgspec.structs.replace(client.target.dialect, gives_usage=False)
+        )
     return Facts(client.target.model, context, client.target.dialect, vocabulary, form, has_system)
 
 
@@ -113,34 +123,39 @@ async def _ask(client: Client, words: int, seed: int, *, has_system: bool) -> Sa
 
 
 async def count(client: Client, form: str, text: str) -> int | None:
-    """Tokens of a text by the target's `/tokenize`, without any around it; None where it gives none."""
+    """Tokens of a text by the target's `/tokenize`, without any around it; None where it gives none. Raises
+    Unreachable."""
     if form == "content":
         document: dict[str, Any] = {"content": text, "add_special": False}
     else:
         document = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
-    try:
-        status, answer = await client.post(f"{client.target.root()}/tokenize", document)
-    except Unreachable:
-        return None
+    status, answer = await client.post(f"{client.target.root()}/tokenize", document)
     tokens = answer.get("tokens") if status == 200 and isinstance(answer, dict) else None
     return len(tokens) if isinstance(tokens, list) else None
 
 
 async def _tokenize_form(client: Client) -> str | None:
-    for form in ("content", "prompt"):
-        if await count(client, form, WORDS[0]):
-            return form
+    with contextlib.suppress(Unreachable):
+        for form in ("content", "prompt"):
+            if await count(client, form, WORDS[0]):
+                return form
     return None
 
 
-async def _vocabulary(client: Client, form: str | None, first: Sample, *, has_system: bool, seed: int) -> Vocabulary:
+async def _exact(client: Client, form: str, first: Sample, *, has_system: bool, seed: int) -> Vocabulary | None:
+    """By its tokenizer, where that agrees with its usage. Raises Unreachable."""
     small = first.claimed_input
-    openings, words = await _single(client, form) if form is not None else ((), ())
-    if form is not None and small is not None and min(len(openings), len(words)) >= FEWEST:
-        counts = [await count(client, form, text) for text in _texts(PROBES[0], seed, has_system=has_system)]
-        own = sum(number or 0 for number in counts)
-        if all(counts) and own <= small:
-            return Vocabulary(words, openings, 1.0, small - own, is_exact=True)
+    openings, words = await _single(client, form)
+    if small is None or min(len(openings), len(words)) < FEWEST:
+        return None
+    counts = [await count(client, form, text) for text in _texts(PROBES[0], seed, has_system=has_system)]
+    own = sum(number or 0 for number in counts)
+    return Vocabulary(words, openings, 1.0, small - own, is_exact=True) if all(counts) and own <= small else None
+
+
+async def _estimate(client: Client, first: Sample, *, has_system: bool, seed: int) -> Vocabulary:
+    """By the usage of two probes."""
+    small = first.claimed_input
     large = (await _ask(client, PROBES[1], seed, has_system=has_system)).claimed_input
     if small is None or large is None:
         return Vocabulary()
@@ -148,7 +163,8 @@ async def _vocabulary(client: Client, form: str | None, first: Sample, *, has_sy
 
 
 async def _single(client: Client, form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words that are one token: at the start of a text, and behind a space. All at once, if that shows them."""
+    """The words that are one token: at the start of a text, and behind a space. All at once, if that shows them.
+    Raises Unreachable."""
     lane = asyncio.Semaphore(LANES)
 
     async def tokens(text: str) -> int | None:
@@ -156,7 +172,12 @@ async def _single(client: Client, form: str) -> tuple[tuple[str, ...], tuple[str
             return await count(client, form, text)
 
     async def single(words: tuple[str, ...]) -> tuple[str, ...]:
-        counts = await asyncio.gather(*(tokens(f"{word} {word}") for word in words))
+        tasks = [asyncio.ensure_future(tokens(f"{word} {word}")) for word in words]
+        try:
+            counts = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one of them failed: the others needn't try
+                task.cancel()
         return tuple(word for word, number in zip(words, counts, strict=True) if number == 2)
 
     openings = await single(CANDIDATES)

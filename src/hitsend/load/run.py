@@ -6,6 +6,7 @@ nowhere; counting the answers' tokens again happens between levels, not during t
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 from collections.abc import Callable
@@ -16,16 +17,15 @@ from typing import Any, Protocol
 import msgspec
 
 from hitsend.load.arrivals import MOST_REQUESTS, arrivals
-from hitsend.load.client import Client
+from hitsend.load.client import Client, Unreachable
 from hitsend.load.drive import KEPT_TEXTS, Stage
 from hitsend.load.probe import count, first_model, probe
 from hitsend.load.report import Facts as StageFacts
 from hitsend.load.report import Level, summarise
-from hitsend.load.result import Facts, Measured, Plan, Run, TargetRun
+from hitsend.load.result import Measured, Plan, Run, TargetRun
 from hitsend.load.sample import Sample
 from hitsend.load.saturation import Ramp, is_sustained
 from hitsend.load.strain import Strain, watched
-from hitsend.load.target import Target
 from hitsend.load.workload import Shape, Workload, fitted
 
 STEADY = 4.0
@@ -96,25 +96,25 @@ async def _open(plan: Plan, stack: AsyncExitStack) -> tuple[list[_Line], Run]:
     shape, scale = fitted(plan.shape, smallest) if plan.is_scaled else (plan.shape, 1.0)
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")  # noqa: UP017  # Python 3.11's spelling, too
     found = Run(plan, shape, scale, date, machine())
-    lines = []
     for client, context in zip(clients, contexts, strict=True):
         facts = await probe(client, context, plan.seed)
-        target_run = TargetRun(client.target, facts, [])
-        found.targets.append(target_run)
-        lines.append(_Line(client, target_run, _workload(plan, shape, client.target, facts)))
-    return lines, found
+        found.targets.append(TargetRun(client.target, facts, []))
+    workload = _workload(plan, shape, found.targets)
+    return [_Line(client, one, workload) for client, one in zip(clients, found.targets, strict=True)], found
 
 
-def _workload(plan: Plan, shape: Shape, target: Target, facts: Facts) -> Workload:
-    workload = Workload(
-        shape,
-        facts.vocabulary,
-        plan.seed,
-        plan.abort,
-        target.endpoint,
-        has_system=facts.has_system,
-        trace=plan.trace,
-    )
+def _workload(plan: Plan, shape: Shape, targets: list[TargetRun]) -> Workload:
+    """One for all targets, whatever each knows: the words of the first whose lengths are exact, and system messages
+    where all take them. For the others these lengths are an estimate."""
+    all_facts = [one.facts for one in targets]
+    vocabulary = next((one.vocabulary for one in all_facts if one.vocabulary.is_exact), all_facts[0].vocabulary)
+    has_system = all(one.has_system for one in all_facts)
+    for one in targets:
+        is_own = one.facts.vocabulary == vocabulary and one.facts.has_system == has_system
+        ours = vocabulary if is_own else msgspec.structs.replace(vocabulary, is_exact=False)
+        one.facts = msgspec.structs.replace(one.facts, vocabulary=ours)
+    endpoint = targets[0].target.endpoint
+    workload = Workload(shape, vocabulary, plan.seed, plan.abort, endpoint, has_system=has_system, trace=plan.trace)
     return workload.ready()
 
 
@@ -172,7 +172,7 @@ async def _measure(plan: Plan, line: _Line, load: _Load, watcher: Watcher) -> Le
     finally:  # also of what was interrupted
         level = _level(plan, line, stage, load, (strain, own, is_interrupted))
         samples = [msgspec.structs.replace(one, text="", content="") if one.text else one for one in stage.samples]
-        if samples:
+        if samples or not is_interrupted:
             line.run.measured.append(Measured(level, samples))
     return level
 
@@ -212,10 +212,11 @@ async def _count_again(line: _Line, samples: list[Sample]) -> dict[int, int] | N
     if form is None:
         return None
     own = {}
-    for sample in [one for one in samples if one.text][:KEPT_TEXTS]:
-        number = await count(line.client, form, sample.text)
-        if number is not None:
-            own[sample.number] = number
+    with contextlib.suppress(Unreachable):  # those that were counted count
+        for sample in [one for one in samples if one.text][:KEPT_TEXTS]:
+            number = await count(line.client, form, sample.text)
+            if number is not None:
+                own[sample.number] = number
     return own
 
 

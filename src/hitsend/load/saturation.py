@@ -30,7 +30,7 @@ class Saturation(msgspec.Struct, frozen=True):
 def is_sustained(level: Level) -> bool:
     """Whether the server kept up with this open-loop level."""
     counts = level.requests
-    tried = counts.ok + counts.errors
+    tried = counts.ok + counts.errors + counts.aborted
     return not level.is_growing and tried > 0 and counts.errors <= FAILED * tried
 
 

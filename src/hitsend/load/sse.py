@@ -2,7 +2,7 @@
 
 Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF, events of
 several lines and a byte order mark before the first are read as the standard says; an event over `MOST_EVENT_BYTES` is
-refused. Next: `client.py`.
+refused; a count of tokens that can't be one is none. Next: `client.py`.
 """
 
 from codecs import BOM_UTF8
@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 MOST_EVENT_BYTES = 4 * 1024 * 1024
+MOST_TOKENS = 10_000_000
+"""Nobody counts more in one answer: whoever says so, or less than none, or no number, has said nothing."""
 DONE = b"[DONE]"
 
 
@@ -28,7 +30,7 @@ class _Call(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
-    content: str | None = None
+    content: str | int | float | None = None  # Workers AI was seen to send the token `7` as a number
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None
@@ -40,21 +42,17 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """The server's own count."""
+class Usage(msgspec.Struct, frozen=True):
+    """The server's own count: whole numbers from 0 to `MOST_TOKENS`, or None."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    cached_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -83,11 +81,28 @@ def read_piece(data: bytes) -> Piece:
     reason = None
     for choice in chunk.choices:
         said = choice.delta
-        plain = (said.content if said is not None else choice.text) or ""
+        plain = (_text(said.content) if said is not None else choice.text) or ""
         content += plain
         text += plain + (_beside(said) if said is not None else "")
         reason = choice.finish_reason or reason
-    return Piece(text, content, reason, chunk.usage)
+    return Piece(text, content, reason, _usage(chunk.usage))
+
+
+def _text(content: str | float | None) -> str | None:
+    return content if content is None or isinstance(content, str) else str(content)
+
+
+def _usage(told: Any) -> Usage | None:
+    if not isinstance(told, dict):
+        return None
+    details = told.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(*map(_tokens, (told.get("prompt_tokens"), told.get("completion_tokens"), cached)))
+
+
+def _tokens(told: Any) -> int | None:
+    is_count = isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told <= MOST_TOKENS
+    return int(told) if is_count and told == int(told) else None
 
 
 def _beside(delta: _Delta) -> str:

@@ -14,17 +14,18 @@ import msgspec
 from hitsend.core.errors import ConfigError
 from hitsend.load.arrivals import MOST_REQUESTS
 from hitsend.load.lengths import MOST_TOKENS
-from hitsend.load.workload import Recorded
+from hitsend.load.workload import Endpoint, Recorded
 
 MOST_LINE_BYTES = 16 * 1024 * 1024
 
 
-def read_trace(name: str, lines: Iterable[bytes]) -> tuple[Recorded, ...]:
-    """Every line, in order. Raises ConfigError with `name` and the line's number."""
+def read_trace(name: str, lines: Iterable[bytes], endpoint: Endpoint | None = None) -> tuple[Recorded, ...]:
+    """Every line, in order, for an endpoint or for any. Raises ConfigError with `name` and the line's number."""
     found: list[Recorded] = []
+    wanted = endpoint and ("messages" if endpoint == "chat" else "prompt")
     for number, line in enumerate(lines, 1):
         if line.strip():
-            found.append(_line(f"{name} line {number}", line))
+            found.append(_line(f"{name} line {number}", line, wanted))
         if len(found) > MOST_REQUESTS:
             raise ConfigError(f"{name}: more than {MOST_REQUESTS} requests")
     if not found:
@@ -35,7 +36,7 @@ def read_trace(name: str, lines: Iterable[bytes]) -> tuple[Recorded, ...]:
     return tuple(sorted(found, key=lambda one: one.at_s or 0.0)) if timed else tuple(found)
 
 
-def _line(where: str, line: bytes) -> Recorded:
+def _line(where: str, line: bytes, wanted: str | None) -> Recorded:
     if len(line) > MOST_LINE_BYTES:
         raise ConfigError(f"{where}: {len(line)} bytes, at most {MOST_LINE_BYTES}")
     try:
@@ -46,7 +47,7 @@ def _line(where: str, line: bytes) -> Recorded:
         raise ConfigError(f"{where}: it must be an object")
     at_s = _seconds(where, document)
     if "messages" in document or "prompt" in document:
-        return Recorded(at_s=at_s, body=_body(where, document))
+        return Recorded(at_s=at_s, body=_body(where, document, wanted))
     if "input_tokens" in document and "output_tokens" in document:
         input_tokens, output_tokens = (_tokens(where, document, name) for name in ("input_tokens", "output_tokens"))
         return Recorded(input_tokens, output_tokens, at_s)
@@ -70,8 +71,10 @@ def _tokens(where: str, document: dict[str, Any], name: str) -> int:
     return value
 
 
-def _body(where: str, document: dict[str, Any]) -> dict[str, Any]:
+def _body(where: str, document: dict[str, Any], wanted: str | None) -> dict[str, Any]:
     messages = document.get("messages")
+    if wanted is not None and wanted not in document:
+        raise ConfigError(f"{where}: it has no {wanted}, which is what this endpoint takes (flag --endpoint)")
     if "messages" in document and not (isinstance(messages, list) and messages):
         raise ConfigError(f"{where}: messages must be a list with something in it")
     return {name: value for name, value in document.items() if name not in ("model", "stream", "stream_options")}

@@ -73,7 +73,7 @@ class Children:
 
     def check(self) -> None:
         """Raises ConfigError where two models have one name."""
-        check_names([*(name for model in self.local for name in model.by_name), *self.upstreams.names])
+        check_names([*(name for model in self.local for name in model.every_name), *self.upstreams.names])
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def engine_settings(settings: Settings, found: ModelFile) -> EngineSettings:
     draft = engine.draft_model
     return msgspec.structs.replace(
         engine,
-        draft_model=None if draft is None else resolve(draft, models_dir(settings)).path,
+        draft_model=None if draft is None else resolve(draft, models_dir(settings), where="engine.draft_model").path,
         num_threads_alone=engine.num_threads_alone or found.num_threads_alone,
     )
 

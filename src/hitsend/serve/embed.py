@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.embedding import Embedded, EmbeddingRequest
-from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, ServeError
+from hitsend.core.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, ServeError
 from hitsend.core.events import Routed, Step, Tokenized
 from hitsend.core.lifecycle import State
 from hitsend.core.record import Flight
@@ -63,10 +63,7 @@ def find_embedder(settings: EngineSettings, models_dir: Path) -> Embedder | None
         return None
     if wanted.lower() == PACKAGED:
         return Embedder(settings, str(converted(models_dir)), model=PACKAGED)
-    try:
-        found = resolve(wanted, models_dir)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("engine.model:", "engine.embedding_model:")) from None
+    found = resolve(wanted, models_dir, where="engine.embedding_model")
     return Embedder(settings, found.path, model=found.name)
 
 

@@ -50,6 +50,11 @@ class LocalModel:
         return (*self.served, Path(self.found.path).stem, own, self.engine.facts.architecture)
 
     @property
+    def every_name(self) -> tuple[str, ...]:
+        """The keys of `by_name` as they were given, twice where one was given twice."""
+        return (*self.served, *(adapter.name for adapter in self.adapters))
+
+    @property
     def by_name(self) -> dict[str, str | None]:
         """Every name under which it is served, and the adapter that this means."""
         return dict.fromkeys(self.served) | {adapter.name: adapter.name for adapter in self.adapters}
@@ -88,7 +93,7 @@ async def build_pools(
     found = await sizes(configs)
     pool = ModelPool(Pool(settings.engine.memory_budget_bytes, settings.engine.aging_s), clock)
     if default is not None:
-        pool.pin(default.name, found.pop(0).num_bytes)
+        pool.pin("embedded", found.pop(0).num_bytes)  # its engine's name, which no other can have
     local = [
         _build(settings, one, sized, pool, partial(_engine, settings, one, clock, on_step))
         for one, sized in zip(planned, found, strict=True)
@@ -111,10 +116,7 @@ def _plan(settings: Settings, models_dir: Path) -> list[_Planned]:
         if one.name in names or not one.name:
             raise ConfigError(f"engines.name: {one.name!r} is taken, or empty")
         names.add(one.name)
-        try:
-            found = resolve(one.model, models_dir)
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("engine.model:", f"engines[{one.name}].model:")) from None
+        found = resolve(one.model, models_dir, where=f"engines[{one.name}].model")
         served = one.aliases or (found.name,)
         config = WorkerConfig(served[0], found.path, _own(settings.engine, one), adapters_of(settings, served))
         planned.append(_Planned(one, found, served, config))

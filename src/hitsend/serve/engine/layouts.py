@@ -3,9 +3,11 @@
 Enters: a model file and a recipe. Leaves: the path of the converted file in MODELS_DIR/layouts. Always true: one
 conversion at a time of one file, also between two servers (a lock); it happens in a child process, so that a hostile
 file can hurt nothing else, and one that was interrupted leaves nothing that could be loaded; the name is made of the
-source's SHA-256 and the recipe, so a changed source is converted anew. Next: `convert.py`.
+source's SHA-256 and the recipe, so a changed source is converted anew; what some process holds is not deleted; a folder
+that can't be used is a ConfigError. Next: `convert.py`.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -13,7 +15,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hitsend.core.errors import ConfigError
@@ -29,10 +32,54 @@ _KNOWN = "known.json"
 
 Say = Callable[[str], None]
 
+_held: dict[Path, int] = {}
+"""Descriptors with locks of the copies that this process runs on, as long as it lives: a new child opens them again."""
+
 
 def layouts_dir(models_dir: Path) -> Path:
     """Where converted files lie."""
     return models_dir / "layouts"
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """What the system refuses there is a ConfigError."""
+    try:
+        yield
+    except OSError as failure:
+        raise ConfigError(f"engine.layout: can't use {failure.filename or folder}: {failure.strerror}") from failure
+
+
+@contextmanager
+def measuring_alone(models_dir: Path, say: Say | None) -> Iterator[bool]:
+    """One process at a time: two would slow each other, and delete what the other measures. Raises ConfigError.
+
+    Without `say` it doesn't wait for another one: False then, there is one.
+    """
+    folder = layouts_dir(models_dir)
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "tune.lock").open("ab")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if say is None:
+                yield False
+                return
+            say(f"another process is measuring for {folder}: waiting until it is done")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+
+
+def hold(source: Path, models_dir: Path, recipe: str) -> None:
+    """Nobody deletes this copy while this process lives, whether it is there yet or not. Raises ConfigError."""
+    target = converted_path(source, models_dir, recipe)
+    with _usable(target.parent):
+        if target not in _held:
+            lock = os.open(target.with_suffix(".use"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            _held[target] = lock
 
 
 def converted_path(source: Path, models_dir: Path, recipe: str) -> Path:
@@ -47,11 +94,12 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
     target = converted_path(source, models_dir, recipe)
     if target.is_file():
         return target
-    with target.with_suffix(".lock").open("w") as lock:
+    with _usable(target.parent):
+        gate = target.with_suffix(".lock").open("w")
+    with gate as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file():
-            for left in target.parent.glob(f"{target.stem}.*.part"):  # of a process that was killed: we have the lock
-                left.unlink(missing_ok=True)
+            _clear(target)
             say(f"layout {recipe}: converting {source.name} once")
             _run(
                 [str(source), str(target), recipe, sha256_of(source, target.parent), *([libllama] if libllama else [])],
@@ -63,11 +111,24 @@ def converted(source: Path, models_dir: Path, recipe: str, *, libllama: str | No
     return target
 
 
+def _clear(target: Path) -> None:
+    """What a process that was killed left: for the holder of the lock."""
+    for left in target.parent.glob(f"{target.stem}.*.part"):
+        left.unlink(missing_ok=True)
+
+
 def discard(source: Path, models_dir: Path, recipe: str) -> None:
-    """Delete the converted copy where there is one."""
+    """Delete the converted copy, or what there is of it, where nobody runs on it or makes it."""
     target = converted_path(source, models_dir, recipe)
-    target.unlink(missing_ok=True)
-    offsets_path(target).unlink(missing_ok=True)
+    if not any(target.parent.glob(f"{target.stem}.*")):
+        return
+    use, gate = target.with_suffix(".use"), target.with_suffix(".lock")
+    with contextlib.suppress(OSError), use.open("ab") as used, gate.open("ab") as made:
+        for lock in (used, made):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody does
+        _clear(target)
+        target.unlink(missing_ok=True)
+        offsets_path(target).unlink(missing_ok=True)
 
 
 def _run(words: list[str], say: Say) -> None:
@@ -91,7 +152,13 @@ def _run(words: list[str], say: Say) -> None:
 
 
 def sha256_of(file: Path, folder: Path) -> str:
-    """The file's SHA-256; what was read once is remembered in `folder` while size and time of the file stay."""
+    """The file's SHA-256; what was read once is remembered in `folder` while size and time of the file stay. Raises
+    ConfigError."""
+    with _usable(folder):
+        return _sha256_of(file, folder)
+
+
+def _sha256_of(file: Path, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     stat, known_file = file.stat(), folder / _KNOWN
     mark = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"

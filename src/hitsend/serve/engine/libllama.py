@@ -222,10 +222,10 @@ def asked(path: str, name: str) -> int | None:
     return None if function is None else int(function())
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (Linux; elsewhere the closed line does it)."""
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel end this process when its parent ends (Linux; elsewhere the closed line does it)."""
     if sys.platform == "linux":
-        c.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        c.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0)
 
 
 def keep_freed_memory() -> None:

@@ -75,8 +75,17 @@ def resolve(
     *,
     hub_url: str | None = None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr),  # noqa: T201  # start-up, before any log
+    where: str = "engine.model",
 ) -> ModelFile:
-    """Find or fetch the file that `engine.model` means. May take long (downloads). Raises ConfigError."""
+    """Find or fetch the file that `engine.model` means, or the setting `where`, which is blamed in its place. May take
+    long (downloads). Raises ConfigError."""
+    try:
+        return _resolved(model, models_dir, hub_url, say)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engine.model:", f"{where}:", 1)) from error
+
+
+def _resolved(model: str, models_dir: Path, hub_url: str | None, say: Callable[[str], None]) -> ModelFile:
     if model.startswith("hf:"):
         return _from_hub(model, models_dir, hub_url, say)
     path = Path(model).expanduser()

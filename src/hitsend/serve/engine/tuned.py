@@ -22,7 +22,16 @@ import msgspec
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.convert import RECIPES
-from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, discard, layouts_dir, sha256_of
+from hitsend.serve.engine.layouts import (
+    AS_SHIPPED,
+    Say,
+    converted,
+    discard,
+    hold,
+    layouts_dir,
+    measuring_alone,
+    sha256_of,
+)
 from hitsend.serve.engine.libllama import PACKAGE_VERSION
 from hitsend.serve.engine.loading import num_cores
 from hitsend.serve.engine.measure import WIDTHS, Answer, Question
@@ -164,7 +173,7 @@ def remembered(found: ModelFile, models_dir: Path, settings: EngineSettings) -> 
     """What was measured before; None where nothing was, or nothing that counts here."""
     try:
         return msgspec.json.decode(tuned_file(found, models_dir, settings).read_bytes(), type=Tuned)
-    except (OSError, msgspec.DecodeError):
+    except (ConfigError, OSError, msgspec.DecodeError):
         return None
 
 
@@ -179,12 +188,18 @@ def tune(
     clock: Clock = SystemClock(),  # noqa: B008  # it keeps nothing
 ) -> Tuned:
     """Measure and remember. Takes minutes, at most about `bound_s` after converting. Raises ConfigError."""
+    with measuring_alone(models_dir, say):
+        return _tune(found, models_dir, settings, Patience(say, clock, bound_s), is_quick=is_quick, say=say)
+
+
+def _tune(
+    found: ModelFile, models_dir: Path, settings: EngineSettings, patience: Patience, *, is_quick: bool, say: Say
+) -> Tuned:
     source, threads = Path(found.path), settings.num_threads or num_cores()
     if os.getloadavg()[0] > _BUSY * num_cores():
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
     files = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
-    patience = Patience(say, clock, bound_s)
     speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5)
     losses = _losses(ways, files, settings, patience, speeds, is_quick=is_quick)
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
@@ -195,12 +210,20 @@ def tune(
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
     build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
-    target = tuned_file(found, models_dir, settings)
-    part = target.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
-    part.replace(target)
-    _tidy(result, source, models_dir, settings)
+    _tidy(result, source, models_dir, settings)  # first: it makes room
+    remember(result, tuned_file(found, models_dir, settings), say)
     return result
+
+
+def remember(result: Tuned, target: Path, say: Say) -> None:
+    """For the next start. Where that can't be, this one has its result all the same."""
+    part = target.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+        part.replace(target)
+    except OSError as failure:
+        part.unlink(missing_ok=True)
+        say(f"what was measured is not remembered: {target.parent} can't be written: {failure.strerror}")
 
 
 def _speeds(
@@ -248,18 +271,29 @@ def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: 
     if layout == AS_SHIPPED:
         return found
     if layout == "auto":
-        result = remembered(found, models_dir, settings)
-        if result is None:
-            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
-            result = tune(found, models_dir, settings, is_quick=True, say=say)
+        result = _measured_once(found, models_dir, settings, say)
         chosen = result.choice(settings.layout_max_loss, settings.num_slots)
         say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
         layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
         if layout == AS_SHIPPED:
             return found
+    hold(Path(found.path), models_dir, layout)
     weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
     say(f"layout {layout}: weights of {found.name} from {weights}")
     return msgspec.structs.replace(found, weights=str(weights))
+
+
+def _measured_once(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> Tuned:
+    """Of several starts at the same time one measures, the others wait for it; what a killed one left goes."""
+    result = remembered(found, models_dir, settings)
+    with measuring_alone(models_dir, say if result is None else None) as is_alone:
+        result = result or remembered(found, models_dir, settings)
+        if result is None:
+            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
+            return _tune(found, models_dir, settings, Patience(say, SystemClock(), BOUND_S), is_quick=True, say=say)
+        if is_alone:
+            _tidy(result, Path(found.path), models_dir, settings)
+        return result
 
 
 def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
@@ -278,8 +312,7 @@ def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
     others = [row for row in result.rows[1:] if row.way.layout != AS_SHIPPED]
     losses = ("" if row.loss is None else f" at {row.loss:+.2%}" for row in others)
     gains = (f"{row.way.layout} {row.gain_up_to(num_slots):.2f} times" for row in others)
-    told = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True))
-    tried = told or "nothing to try"
+    tried = ", ".join(gain + loss for gain, loss in zip(gains, losses, strict=True)) or "nothing to try"
     return f"as shipped: nothing gains {LEAST_GAIN:g} times within a loss of {bound:.2%} ({tried}){alone}"
 
 
