@@ -98,7 +98,7 @@ def test_a_file_becomes_two_that_belong_together(tmp_path):
     with pytest.raises(ConfigError, match=r"adapters\[offsets\]\.path: .* is a part of a model in the layout"):
         check_adapter(AdapterSettings("offsets", str(file)), "llama")
     discard(source, tmp_path / "models", RECIPE)
-    assert files_in(layouts_dir(tmp_path / "models")) == {".json", ".lock"}
+    assert files_in(layouts_dir(tmp_path / "models")) == {".json", ".lock", ".use"}
 
 
 def test_weights_without_their_own_offsets_are_refused(tmp_path):
