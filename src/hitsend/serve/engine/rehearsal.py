@@ -40,7 +40,7 @@ _MIB = 1024 * 1024
 _LOGIT_BYTES = 4
 _LOGIT_ROWS = 2
 """Of each slot: the library's own, and the loop's copy (of steps that are several calls)."""
-_ROWS, _HYBRID_ROWS = 16, 64
+_ROWS, _HYBRID_ROWS = 16, 80
 """Rows of logits that a step has room for, where there are fewer slots: drafts and scored prompts want more than one
 each. The second was found by measuring: models with recurrent layers work in more than their plan says."""
 _OWN_BYTES = 2 * 1024 * 1024

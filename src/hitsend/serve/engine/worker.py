@@ -47,7 +47,6 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
-    keep_freed_memory()
     line = ParentLine(int(arguments[arguments.index("--fd") + 1]))
     config = _first_message(line)
     if config is None:
@@ -74,6 +73,7 @@ def main(arguments: list[str]) -> int:
     line.send(encode(Ready(os.getpid(), facts)))
     gc.collect()
     gc.freeze()
+    keep_freed_memory()  # not before: what loading takes and frees is more than any step does
     try:
         driver.run()
     except DecoderFailed as failure:
