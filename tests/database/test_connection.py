@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager
 from importlib.resources import files
 
 import pytest
@@ -34,44 +35,44 @@ async def test_a_new_database_is_private_whatever_the_umask(tmp_path):
     assert set(modes.values()) == {0o600}
 
 
+@asynccontextmanager
+async def a_writer_in_its_transaction(database):
+    """It has changed something, and commits only after the block."""
+    is_writing, may_end = threading.Event(), threading.Event()
+
+    def write(connection):
+        connection.exec_driver_sql("DELETE FROM holds")
+        is_writing.set()
+        return may_end.wait(60)
+
+    writing = asyncio.create_task(database.write(write))
+    assert await asyncio.to_thread(is_writing.wait, 60)
+    try:
+        yield
+        assert not writing.done()
+    finally:
+        may_end.set()
+    assert await writing
+
+
 async def test_commits_are_on_disk_and_writers_do_not_block_readers(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
     async with database.reading() as connection:
         assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
         assert (await connection.exec_driver_sql("PRAGMA synchronous")).scalar() == 2
-    is_writing, was_read = threading.Event(), threading.Event()
-
-    def write(connection):
-        connection.exec_driver_sql("DELETE FROM holds")
-        is_writing.set()
-        return was_read.wait(60)
-
-    writing = asyncio.create_task(database.write(write))
-    assert await asyncio.to_thread(is_writing.wait, 60)
-    async with database.reading() as reading:
+    async with a_writer_in_its_transaction(database), database.reading() as reading:
         assert (await reading.execute(select(KEYS))).all() == []
-    was_read.set()
-    assert await writing
     await database.close()
 
 
 async def test_what_is_asked_often_waits_for_no_writer_and_leaves_no_transaction_open(tmp_path):
     database = await Database.open(database_url(None, tmp_path))
-    is_writing, was_read = threading.Event(), threading.Event()
 
     def holds(connection):
         return connection.execute(select(func.count()).select_from(HOLDS)).scalar_one()
 
-    def write(connection):
-        connection.exec_driver_sql("DELETE FROM holds")
-        is_writing.set()
-        return was_read.wait(60)
-
-    writing = asyncio.create_task(database.write(write))
-    assert await asyncio.to_thread(is_writing.wait, 60)
-    assert await database.read(holds) == 0
-    was_read.set()
-    assert await writing
+    async with a_writer_in_its_transaction(database):
+        assert await database.read(holds) == 0
     with pytest.raises(OperationalError):
         await database.read(lambda connection: connection.exec_driver_sql("SELECT nothing"))
     assert await database.read(holds) == 0
