@@ -34,6 +34,8 @@ from hitsend.serve.api.routes import Routes
 from hitsend.serve.app import built
 from hitsend.serve.children import start_children
 from hitsend.serve.database import migrate, postgres
+from hitsend.serve.database.at_once import AtOnce
+from hitsend.serve.database.sqlite import SqliteThread
 from hitsend.serve.stream.connection import Connection
 from hitsend.settings_source import load
 from tests.drills.scripted import scripted
@@ -77,6 +79,17 @@ class Reaper:
         event.listen(Engine, "commit", self._on_commit)
         event.listen(Pool, "checkin", self._on_checkin)
 
+    def watch_what_is_written_at_once(self) -> None:
+        """In every second life; in the others all goes through the writer."""
+        opened, write = AtOnce._opened, SqliteThread.write_at_once
+
+        def write_or_not(thread: SqliteThread, statement: str, values: Any) -> bool | None:
+            thread._is_log_moved = False  # these servers are too young for a log that is in use
+            return write(thread, statement, values) if os.getpid() % 2 else None
+
+        SqliteThread.write_at_once = write_or_not
+        AtOnce._opened = lambda at_once: _AtOnce(opened(at_once), self)
+
     def watching(self, app: Any) -> Any:
         """The ASGI application, and what it sends to a doomed request."""
 
@@ -116,15 +129,15 @@ class Reaper:
         return watched
 
     def _before(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if (name := self._written_by(statement, parameters)) is not None:
+        if (name := self.written_by(statement, parameters)) is not None:
             self.tell(f"{name} unwritten")
 
     def _after(self, connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if (name := self._written_by(statement, parameters)) is not None:
+        if (name := self.written_by(statement, parameters)) is not None:
             self.tell(f"{name} written")
             self._written = (name, connection.connection.dbapi_connection)
 
-    def _written_by(self, statement: str, parameters: Any) -> str | None:
+    def written_by(self, statement: str, parameters: Any) -> str | None:
         for begin, name in self._statements.items():
             if statement.startswith(begin) and self._mark in repr(parameters):
                 return name
@@ -139,6 +152,29 @@ class Reaper:
         if self._written is not None and dbapi_connection is self._written[1]:
             name, self._written = self._written[0], None
             self.tell(f"{name} durable")
+
+
+class _AtOnce:
+    """A connection for one statement made at once; it passes the points of one that the writer makes."""
+
+    def __init__(self, connection: Any, reaper: Reaper) -> None:
+        self._connection = connection
+        self._reaper = reaper
+        self._written: str | None = None
+
+    def execute(self, statement: str, values: Any = ()) -> Any:
+        name, is_commit = self._reaper.written_by(statement, values), statement == "COMMIT"
+        self._tell(name, "unwritten")
+        self._tell(self._written if is_commit else None, "uncommitted")
+        done = self._connection.execute(statement, values)
+        self._tell(name, "written")
+        self._tell(self._written if is_commit else None, "durable")
+        self._written = name
+        return done
+
+    def _tell(self, name: str | None, point: str) -> None:
+        if name is not None:
+            self._reaper.tell(f"{name} {point}")
 
 
 class _Heard:
@@ -168,6 +204,7 @@ async def serve(order: dict[str, Any], say: int) -> None:
     flags |= {"engine.alias": "scripted", "batches.slots_share": "0.035"}  # two lines at a time
     reaper = Reaper(order["point"], order.get("of_batches"))
     reaper.watch_statements()
+    reaper.watch_what_is_written_at_once()
     start = start_children if order["real"] else scripted(reaper.tell)
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

@@ -63,18 +63,23 @@ async def storage(url: str, clock: HandClock | None = None, owner: str | None = 
 
 
 class Faults:
-    """Fails statements number `first` to `first + length - 1`, commits counted too, from the moment it is attached."""
+    """Fails statements number `first` to `first + length - 1`, commits counted too, from the moment it is attached.
+
+    Nothing is written at once meanwhile: such statements don't pass where these are counted."""
 
     def __init__(self, database: Database, first: int, length: int) -> None:
         self.seen = 0
         self.failed = 0
         self._range = range(first, first + length)
         self._engines = database.sync_engines
+        self._database = database
+        database.write_at_once = lambda *_: None
         for engine in self._engines:
             event.listen(engine, "before_cursor_execute", self._on_statement)
             event.listen(engine, "commit", self._on_commit)
 
     def detach(self) -> None:
+        del self._database.write_at_once
         for engine in self._engines:
             event.remove(engine, "before_cursor_execute", self._on_statement)
             event.remove(engine, "commit", self._on_commit)

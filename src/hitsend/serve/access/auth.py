@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import logging
 import time
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -172,6 +173,7 @@ class Authenticator:
             logger.warning("%s: tried again later", error.message)
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str | None) -> bool:
     """Whether a peer's address is this machine's own. Unknown and unreadable addresses are not."""
     try:

@@ -8,10 +8,10 @@ and whatever comes of a server that is gone or hangs is a `DatabaseAway`. Next: 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.engine import make_url
@@ -114,6 +114,11 @@ class Database:
             return await self._thread.write(work, may_lag=may_lag)
         async with self._watched(), self.engine.begin() as connection:
             return await connection.run_sync(work)
+
+    def write_at_once(self, statement: str, values: Sequence[Any]) -> bool | None:
+        """One statement, made before this returns, without waiting: whether it wrote a row; it is as durable as what
+        `may_lag`. None: it wasn't made, or isn't known to be, as ever on PostgreSQL; then `write` is the way."""
+        return None if self._thread is None else self._thread.write_at_once(statement, values)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Run it inside one transaction that only reads. Raises as `reading`.

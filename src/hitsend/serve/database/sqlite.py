@@ -6,7 +6,7 @@ upgrade deadlocks), and give it back without the event loop, which may have othe
 all requests of a group, see `writer.py`. A transaction that may lag commits without an fsync: it is in the log, so the
 death of any process leaves it there, and the next full commit, or `sync`, takes it to the disk; order is kept. The log
 is moved into the file by a thread of its own, so that no commit waits for that, unless it grew to `MAX_LOG_PAGES`.
-Next: `writer.py`.
+Next: `at_once.py`.
 """
 
 import asyncio
@@ -24,6 +24,8 @@ import msgspec
 from sqlalchemy import URL, Column, Connection, Engine, Table, create_engine, delete, event, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from hitsend.serve.database.at_once import AtOnce
+
 T = TypeVar("T")
 
 BUSY_TIMEOUT_MS = 5000
@@ -31,8 +33,8 @@ MAX_LOG_PAGES = 16_000
 """64 MB, from where a commit moves the log itself."""
 
 CACHE_KB = 1024
-"""Per connection, of which a server has six: what is read or written together lies together, so more isn't needed, and
-SQLite's 2 MB each would fill up over the first hours."""
+"""Per connection, of which a server has seven: what is read or written together lies together, so more isn't needed,
+and SQLite's 2 MB each would fill up over the first hours."""
 
 MOVE_EVERY_S = 5.0
 MOVE_EVERY_COMMITS = 400
@@ -49,14 +51,21 @@ class LoneThread:
 
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._num_asked = self._num_done = 0
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that it was given is done."""
+        return self._num_asked == self._num_done
 
     async def run(self, work: Callable[[], T]) -> T:
         """Its result, or what it raises; it runs even if nobody waits any more. Raises RuntimeError once closed."""
         if not self._thread.is_alive():
             raise RuntimeError("the database is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._num_asked += 1
         self._queue.put((work, future))
         return await future
 
@@ -74,6 +83,7 @@ class LoneThread:
                 tell = partial(future.set_exception, _told_otherwise(error))
             except BaseException as error:  # noqa: BLE001  # whoever waits gets it
                 tell = partial(future.set_exception, error)
+            self._num_done += 1
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 future.get_loop().call_soon_threadsafe(_tell, future, tell)
             del job, work, future, tell
@@ -104,15 +114,18 @@ class SqliteThread:
         self._reading = LoneThread("sqlite reader")
         self._moving = ThreadPoolExecutor(1, thread_name_prefix="sqlite log")
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sqlite sync")
+        self._at_once = AtOnce(self.engine)
         self._log = f"{url.database}-wal"
         self._asked = self._synced = 0
         self._moved_at = 0.0
+        self._is_log_moved = True
         self._num_commits = 0
         self._move: asyncio.Future[None] | None = None
 
     async def write(self, work: Callable[[Connection], T], *, may_lag: bool) -> T:
         """See `Database.write`."""
         loop = asyncio.get_running_loop()
+        self._is_log_moved = False
         done = await self._writing.run(partial(self._transact, work, may_lag))
         self._num_commits += 1
         is_due = self._num_commits >= MOVE_EVERY_COMMITS or loop.time() - self._moved_at >= MOVE_EVERY_S
@@ -120,6 +133,15 @@ class SqliteThread:
             self._moved_at, self._num_commits = loop.time(), 0
             self._move = loop.run_in_executor(self._moving, self._move_log)
         return done
+
+    def write_at_once(self, statement: str, values: Sequence[Any]) -> bool | None:
+        """See `Database.write_at_once`. Not beside another writer, nor what uses the disk; and the first commit after
+        the log was moved is left to the thread, since SQLite begins a log anew with an fsync."""
+        is_moving = self._move is not None and not self._move.done()
+        if is_moving or self._is_log_moved or self._asked != self._synced or not self._writing.is_idle:
+            return None
+        self._num_commits += 1
+        return self._at_once.run(statement, values)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """See `Database.read`."""
@@ -153,6 +175,7 @@ class SqliteThread:
         self._syncing.shutdown()
         self._writing.close()
         self._reading.close()
+        self._at_once.close()
         self.engine.dispose()
 
     def _transact(self, work: Callable[[Connection], T], may_lag: bool) -> T:  # noqa: FBT001  # by position only
@@ -181,6 +204,7 @@ class SqliteThread:
     def _move_log(self) -> None:
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error), self.engine.connect() as connection:
             _say(connection, "PRAGMA wal_checkpoint(PASSIVE)")
+        self._is_log_moved = True
 
 
 def listening(engine: Engine) -> Engine:
@@ -199,17 +223,14 @@ def insert_many(connection: Connection, table: Table, names: tuple[str, ...], ro
     connection.exec_driver_sql(_insertion(table.name, names), list(rows))
 
 
-def insert_unless_taken(
-    connection: Connection, table: Table, names: tuple[str, ...], row: tuple[Any, ...], keys: tuple[Column[str], ...]
-) -> bool:
-    """Insert a row unless one of the columns has the value already that is the row's of the same name; whether it was.
-
-    For SQLite only, where it saves who comes alone the asking before.
-    """
+def insertion_unless_taken(
+    table: Table, names: tuple[str, ...], row: tuple[Any, ...], keys: tuple[Column[str], ...]
+) -> tuple[str, tuple[Any, ...]]:
+    """A statement for SQLite, and its values, that inserts a row unless one of the columns has the value already that
+    is the row's of the same name. It saves who comes alone the asking before."""
     values = tuple(row[names.index(key.name)] for key in keys)
     places = tuple((key.table.name, key.name) for key in keys)
-    done = connection.exec_driver_sql(_insertion_unless_taken(table.name, names, places), (*row, *values))
-    return done.rowcount == 1
+    return _insertion_unless_taken(table.name, names, places), (*row, *values)
 
 
 def select_in(

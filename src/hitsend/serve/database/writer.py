@@ -71,6 +71,7 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
         self._num_waiting = 0
+        self._patience = 0
         self.num_commits = 0
         self.num_operations = 0
 
@@ -110,6 +111,15 @@ class Writer:
         self._put(item)
         return item.future
 
+    def write_at_once(self, statement: str, values: Sequence[Any]) -> bool | None:
+        """See `Database.write_at_once`: for who is alone. Several clients share transactions instead, so None."""
+        if self._is_closed or self._patience or not self._queue.empty():
+            return None
+        has_written = self._database.write_at_once(statement, values)
+        self.num_commits += has_written is not None
+        self.num_operations += has_written is not None
+        return has_written
+
     def _put(self, item: _Item) -> None:
         if self._is_closed:
             item.future.set_exception(StorageFailed("the database is closed: the server is shutting down"))
@@ -119,9 +129,9 @@ class Writer:
         item.future.add_done_callback(_look_at)
 
     async def _run(self) -> None:
-        patience, loop, took_s = 0, asyncio.get_running_loop(), 0.0
+        loop, took_s = asyncio.get_running_loop(), 0.0
         while (item := await self._queue.get()) is not None:
-            if patience:
+            if self._patience:
                 await asyncio.sleep(max(0.0, GATHER_S - took_s))  # a slow commit has gathered them already
             group = [item]
             while len(group) < MAX_GROUP and not self._queue.empty():
@@ -135,7 +145,7 @@ class Writer:
             began = loop.time()
             await self._write(group)
             took_s = loop.time() - began
-            patience = PATIENCE if num_waiting and self._num_waiting else max(0, patience - 1)
+            self._patience = PATIENCE if num_waiting and self._num_waiting else max(0, self._patience - 1)
 
     async def _write(self, group: list[_Item]) -> None:
         error = await self._commit(group)

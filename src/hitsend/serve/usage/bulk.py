@@ -7,13 +7,14 @@ failed by a race with another gateway is told apart request by request when it i
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection, delete
 
 from hitsend.serve.database.schema import HOLDS, LEDGER
-from hitsend.serve.database.sqlite import delete_in, insert_many, insert_unless_taken, select_in
+from hitsend.serve.database.sqlite import delete_in, insert_many, insertion_unless_taken, select_in
+from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage.allowance import DayNeurons
 from hitsend.serve.usage.rows import (
     HELD,
@@ -35,7 +36,7 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
         return [insert_hold(connection, *each) for each in holds]
     values = [(*hold_values(hold).values(), owner, lease_until) for hold, owner, lease_until in holds]
     is_lone = len(holds) == 1 and connection.dialect.name == "sqlite"
-    if is_lone and insert_unless_taken(connection, HOLDS, HELD, values[0], (LEDGER.c.request_id, HOLDS.c.request_id)):
+    if is_lone and connection.exec_driver_sql(*_lone_insertion(values[0])).rowcount == 1:
         return ["taken"]
     asked = [hold.request.request_id for hold, _, _ in holds]
     taken = {row[0]: "" for row in select_in(connection, LEDGER.c.request_id, asked, (LEDGER.c.request_id,))}
@@ -49,6 +50,17 @@ def insert_holds(connection: Connection, holds: Sequence[tuple[Hold, str, float]
     if fresh:
         insert_many(connection, HOLDS, HELD, fresh)
     return ["taken" if taken[hold.request.request_id] == hold.hold_id else "used before" for hold, _, _ in holds]
+
+
+def take_at_once(writer: Writer, hold: Hold, owner: str, lease_until: float) -> bool:
+    """Whether the hold was taken without waiting for anything. False says nothing: `insert_holds` is to be asked."""
+    if hold.request.neurons_limit_micro is not None:
+        return False
+    return writer.write_at_once(*_lone_insertion((*hold_values(hold).values(), owner, lease_until))) is True
+
+
+def _lone_insertion(values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    return insertion_unless_taken(HOLDS, HELD, values, (LEDGER.c.request_id, HOLDS.c.request_id))
 
 
 def end_holds(connection: Connection, ended: Sequence[tuple[LedgerRow, str]]) -> list[LedgerRow]:

@@ -30,7 +30,7 @@ from hitsend.serve.database.schema import HOLDS
 from hitsend.serve.database.writer import Operation, Writer
 from hitsend.serve.usage import owner as owners
 from hitsend.serve.usage.allowance import DayNeurons, refusal
-from hitsend.serve.usage.bulk import end_holds, insert_holds
+from hitsend.serve.usage.bulk import end_holds, insert_holds, take_at_once
 from hitsend.serve.usage.meter import check
 from hitsend.serve.usage.pricing import cost_microusd, held_microusd, held_neurons_micro, neurons_micro
 from hitsend.serve.usage.rows import (
@@ -114,6 +114,9 @@ class Ledger:
         held = held_microusd(request.price, request.input_tokens, request.output_tokens)
         hold = Hold(IDS.dated(16), request, held, now)
         lease = (hold, self.owner, now + self._lease_s)
+        if take_at_once(self._writer, *lease):
+            self._open[hold.hold_id] = hold
+            return hold
         writing = self._writer.submit_bulk(insert_holds, lease, may_lag=True)
         self._open[hold.hold_id] = hold
         try:
