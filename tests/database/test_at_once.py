@@ -139,6 +139,13 @@ async def test_a_log_that_was_moved_is_begun_anew_by_the_thread(tmp_path):
         assert writer.write_at_once(INSERT, (4_000_000,)) is True
 
 
+async def test_it_never_moves_the_log_itself(tmp_path):
+    async with opened(tmp_path) as (writer, database):
+        assert writer.write_at_once(INSERT, (1,)) is True
+        told = database._thread._at_once._opened().execute("PRAGMA wal_autocheckpoint").fetchone()
+        assert told == (0,)
+
+
 async def test_nothing_is_written_once_the_writer_has_stopped(tmp_path):
     async with opened(tmp_path) as (writer, _):
         await writer.stop()

@@ -48,6 +48,7 @@ class AtOnce:
             self._taken.detach()  # from the pool: nobody else gets it, set up as it is
             self._driver.execute("PRAGMA synchronous=NORMAL")
             self._driver.execute("PRAGMA busy_timeout=0")
+            self._driver.execute("PRAGMA wal_autocheckpoint=0")
         return self._driver
 
     @property
