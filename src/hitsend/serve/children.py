@@ -25,8 +25,8 @@ from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.pooled import ModelPool
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.serve.engine.tuned import laid_out
-from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names
+from hitsend.serve.engine.weights import laid_out
+from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names, hold_layouts
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.figures import Observer
 from hitsend.serve.usage.metrics import Metrics
@@ -112,6 +112,7 @@ class Shared:
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
     """Start them; `stack` stops them. Raises ConfigError."""
+    await asyncio.to_thread(hold_layouts, settings, models_dir(settings))
     found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_weights, settings)
     text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
     stack.push_async_callback(text.stop)

@@ -19,9 +19,10 @@ import msgspec
 from hitsend.core.errors import ConfigError, EngineUnavailable
 from hitsend.gguf import read_header
 from hitsend.serve.child import Child, ChildExit, ChildGone
+from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import die_with_parent, open_library
 from hitsend.serve.engine.loading import num_cores
-from hitsend.serve.engine.offsets import offsets_bytes
+from hitsend.serve.engine.offsets import LAYOUT_KEY, offsets_bytes
 from hitsend.serve.engine.rehearsal import Memory, predicted
 from hitsend.serve.engine.shape import memory_shape, plan_cells
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, config_decoder, encode
@@ -70,6 +71,7 @@ def size(config: WorkerConfig) -> Sized:
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,
         adapters=tuple(sorted(file.name for file in config.adapters)),
+        layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
         kv_type=settings.kv_type,
     )
     return Sized(facts, predicted(config, plan, library))

@@ -4,7 +4,7 @@ Enters: a model file and settings. Leaves: a `Tuned` (measured, or from an earli
 choice is a layout whose loss of perplexity plus its standard error is within the bound and whose gain is at least
 `LEAST_GAIN`, the smallest of those that are nearly as fast as the fastest, else as shipped; a result counts for the
 same machine, file, build and settings only; measuring happens in child processes, each way in turn and all of them
-again, so that a slow moment makes no gain. Next: `measure.py`.
+again, so that a slow moment makes no gain. Next: `weights.py`.
 """
 
 import hashlib
@@ -27,7 +27,6 @@ from hitsend.serve.engine.layouts import (
     Say,
     converted,
     discard,
-    hold,
     layouts_dir,
     measuring_alone,
     sha256_of,
@@ -189,12 +188,13 @@ def tune(
 ) -> Tuned:
     """Measure and remember. Takes minutes, at most about `bound_s` after converting. Raises ConfigError."""
     with measuring_alone(models_dir, say):
-        return _tune(found, models_dir, settings, Patience(say, clock, bound_s), is_quick=is_quick, say=say)
+        return tuned_now(found, models_dir, settings, Patience(say, clock, bound_s), is_quick=is_quick, say=say)
 
 
-def _tune(
+def tuned_now(
     found: ModelFile, models_dir: Path, settings: EngineSettings, patience: Patience, *, is_quick: bool, say: Say
 ) -> Tuned:
+    """The same, for whoever measures alone already."""
     source, threads = Path(found.path), settings.num_threads or num_cores()
     if os.getloadavg()[0] > _BUSY * num_cores():
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
@@ -210,7 +210,7 @@ def _tune(
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
     build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
-    _tidy(result, source, models_dir, settings)  # first: it makes room
+    tidy(result, source, models_dir, settings)  # first: it makes room
     remember(result, tuned_file(found, models_dir, settings), say)
     return result
 
@@ -263,37 +263,6 @@ def _losses(
         patience.perplexity(number, prefills, windows, shown(way))
         losses[way] = _ask(files[way.layout], way, settings, windows=windows).losses
     return losses
-
-
-def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:
-    """The model with the weights that `engine.layout` asks for. May take minutes. Raises ConfigError."""
-    layout: str = settings.layout
-    if layout == AS_SHIPPED:
-        return found
-    if layout == "auto":
-        result = _measured_once(found, models_dir, settings, say)
-        chosen = result.choice(settings.layout_max_loss, settings.num_slots)
-        say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
-        layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
-        if layout == AS_SHIPPED:
-            return found
-    hold(Path(found.path), models_dir, layout)
-    weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
-    say(f"layout {layout}: weights of {found.name} from {weights}")
-    return msgspec.structs.replace(found, weights=str(weights))
-
-
-def _measured_once(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> Tuned:
-    """Of several starts at the same time one measures, the others wait for it; what a killed one left goes."""
-    result = remembered(found, models_dir, settings)
-    with measuring_alone(models_dir, say if result is None else None) as is_alone:
-        result = result or remembered(found, models_dir, settings)
-        if result is None:
-            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
-            return _tune(found, models_dir, settings, Patience(say, SystemClock(), BOUND_S), is_quick=True, say=say)
-        if is_alone:
-            _tidy(result, Path(found.path), models_dir, settings)
-        return result
 
 
 def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
@@ -392,7 +361,7 @@ def loss_of(losses: tuple[float, ...], base: tuple[float, ...]) -> tuple[float, 
     return loss, (1 + loss) * error
 
 
-def _tidy(result: Tuned, source: Path, models_dir: Path, settings: EngineSettings) -> None:
+def tidy(result: Tuned, source: Path, models_dir: Path, settings: EngineSettings) -> None:
     """Only the chosen copy stays."""
     chosen = result.choice(settings.layout_max_loss, settings.num_slots).way.layout
     for recipe in RECIPES:
