@@ -81,7 +81,7 @@ class EngineSettings(Section, frozen=True):
     context: Count = 0
     """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
-    """Memory for the KV cache."""
+    """Memory for the KV cache; 0: as much as `num_slots` times `context` takes."""
     memory_budget_bytes: Positive | None = None
     """The processes of all embedded models, predicted before they start, saved prefixes apart; default: no bound."""
     kv_mode: Literal["auto", "per_stream", "unified"] = "auto"

@@ -98,6 +98,9 @@ async def build_pools(
     pool = ModelPool(Pool(settings.engine.memory_budget_bytes, settings.engine.aging_s), clock)
     if default is not None:
         pool.pin("embedded", found.pop(0).num_bytes)  # its engine's name, which no other can have
+    for one, sized in zip(planned, found, strict=True):
+        for line in sized.facts.unmet:
+            _log.warning("engines[%s]: %s", one.asked.name, line)
     local = [
         _build(settings, one, sized, pool, partial(_engine, settings, one, clock, on_step))
         for one, sized in zip(planned, found, strict=True)

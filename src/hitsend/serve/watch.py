@@ -100,6 +100,7 @@ class Watch:
         engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
         engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode, "layout": facts.layout}
         engine |= {"speculation": facts.speculation, "speculation_reason": facts.speculation_reason}
+        engine |= {"unmet": facts.unmet}
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:

@@ -34,6 +34,9 @@ _SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 _LAST = 2
 """The position up to which tokens are kept when going back is tried."""
 
+LEAST_ROOM = _LAST + 1
+"""Tokens of a step and of a sequence without which that can't be tried."""
+
 _TRIED, _TRIES = 7, 6
 """Tokens more, and how often both lengths are tried: a third of a second with the bundled model on two cores."""
 
@@ -45,14 +48,13 @@ def way_to_speculate(decoder: LlamaDecoder, settings: EngineSettings, no_head: s
     name and can't be gone.
     """
     asked = settings.speculation
-    if asked == "draft" and settings.draft_model is None:
-        raise ConfigError("engine.speculation: draft needs engine.draft_model to say with which model")
-    if asked == "mtp" and no_head:
-        raise ConfigError(f"engine.speculation: mtp needs the model's own head, but {no_head}")
     if asked == "off":
         return "off", ""
     if not takes_back(decoder):
+        room = min(decoder.cells_per_slot, decoder.max_batch_tokens)
         reason = "the model keeps one state per sequence and can't take tokens back"
+        if room < LEAST_ROOM:
+            reason = f"steps have room for {room} tokens (engine.step_tokens), needed are {LEAST_ROOM}"
         if asked != "auto":
             raise ConfigError(f"engine.speculation: {asked} needs wrong guesses to be taken back, but {reason}")
         return "off", reason
@@ -68,7 +70,7 @@ def takes_back(decoder: LlamaDecoder) -> bool:
     believed.
     """
     logits: list[NDArray[np.float32]] = []
-    if min(decoder.cells_per_slot, decoder.max_batch_tokens) < _LAST + 1:
+    if min(decoder.cells_per_slot, decoder.max_batch_tokens) < LEAST_ROOM:
         return False
     try:
         for tokens in ((1, 1), (1, 2)):
@@ -159,16 +161,28 @@ def why_no_head(header: GgufHeader, library: Library, settings: EngineSettings) 
     return f"{library.name} lacks {lacking}, without which MTP heads can't run" if lacking else ""
 
 
+def check_words(path: str, words: tuple[bytes, ...], expected: tuple[bytes, ...], model: str) -> None:
+    """Raises ConfigError where a draft model has other words than the model that it guesses for."""
+    if words != expected:
+        raise ConfigError(
+            f"engine.draft_model: {path} has another vocabulary ({len(words)} tokens) than "
+            f"{model} ({len(expected)} tokens); every token has to mean the same in both"
+        )
+
+
+def check_head(header: GgufHeader, library: Library, settings: EngineSettings) -> None:
+    """To be asked before it is loaded. Raises ConfigError where a head was asked for by name and there is none."""
+    no_head = why_no_head(header, library, settings)
+    if settings.speculation == "mtp" and no_head:
+        raise ConfigError(f"engine.speculation: mtp needs the model's own head, but {no_head}")
+
+
 def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock) -> LlamaDecoder:
     path = settings.draft_model or ""
     header = read_header(path)
     memory_shape(header)
     model = LoadedModel(decoder.model.library, path)
-    if model.vocabulary.token_bytes() != decoder.token_bytes:
-        raise ConfigError(
-            f"engine.draft_model: {path} has another vocabulary ({model.vocabulary.num_tokens} tokens) than "
-            f"{facts.model} ({decoder.vocab_size} tokens); every token has to mean the same in both"
-        )
+    check_words(path, model.vocabulary.token_bytes(), decoder.token_bytes, facts.model)
     drafting = LlamaDecoder(
         model,
         decoder.plan,

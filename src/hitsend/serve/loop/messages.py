@@ -75,6 +75,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     models (0 for pure attention). `cache_secret` is drawn by each child: salts of its prefix cache are made with it.
     `library` names the libllama build. `layout` is that of the weights that were loaded. `speculation` is where guesses
     come from (`off`: there are none; `speculation_reason` says why not, where that wasn't asked for).
+    `unmet`: settings that have no effect, or another than they say.
     """
 
     model: str
@@ -98,6 +99,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     kv_type: str = "f16"
     speculation: str = "off"
     speculation_reason: str = ""
+    unmet: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
