@@ -283,5 +283,7 @@ def test_a_head_that_can_not_pay_is_not_asked() -> None:
     costs = KnownCosts(0.8, 0.2)
     for pass_s, is_worth_it in ((0.05, True), (0.2, True), (0.6, False)):
         head = Guessing(lambda _slot, _token: (), pass_s)
-        assert can_pay(head, FIRST_CHANCE, costs, GoingBack(7)) is is_worth_it
-    assert not can_pay(Guessing(lambda _slot, _token: (), 0.05), FIRST_CHANCE, costs, GoingBack(7, is_again=True))
+        assert can_pay(head.seconds, FIRST_CHANCE, costs, GoingBack(7)) is is_worth_it
+    assert not can_pay(
+        Guessing(lambda _slot, _token: (), 0.05).seconds, FIRST_CHANCE, costs, GoingBack(7, is_again=True)
+    )

@@ -5,6 +5,8 @@ Enters: settings and a decoder that holds nothing yet. Leaves: the way to guess,
 head that was asked for and can't work is a ConfigError with a reason. Next: `../loop/verify.py`.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +24,20 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import BOLD_CHANCE, Head, Likelier, OwnHead
-from hitsend.serve.loop.speculate import KnownCosts, StepCosts, draft_lengths
+from hitsend.serve.loop.own_head import BOLD_CHANCE, Likelier, OwnHead
+from hitsend.serve.loop.speculate import LENGTHS, KnownCosts, StepCosts, draft_lengths
 from hitsend.serve.loop.trust import FIRST_CHANCE
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
 
 _SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """What a token more may be found to cost, as a share of a pass of one token. Less than the first changes little."""
+
+SURE = 0.99
+"""How often a good draft model is right at best."""
+
+Seconds = Callable[[int, int], float]
+"""What guesses take: of so many sequences, so many tokens each."""
 
 _LAST = 2
 """The position up to which tokens are kept when going back is tried."""
@@ -122,27 +130,40 @@ def speculator_for(
     back = going_back(decoder)
     if facts.speculation == "draft":
         drafting = _draft_decoder(decoder, facts, settings, clock)
-        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=back), facts
+        drafter = DraftModel(drafting, clock, drafting.warm_up())
+        if not can_pay(drafter.seconds, SURE, costs := measured(decoder, clock), back, most=LENGTHS[-1]):
+            facts = _doubted(facts, f"engine.draft_model is {settings.draft_model}", drafter.seconds, costs)
+        return Speculator(drafter, going_back=back), facts
     alone = measured(decoder, clock)
     ways: list[Proposer] = [PromptLookup()] if "prompt_lookup" in facts.speculation else []
     if "mtp" in facts.speculation:
         head = MtpHead(decoder.model, decoder.context, decoder.plan, num_threads=facts.num_threads)
         head.measure(clock)
         chance = BOLD_CHANCE if back.is_again else FIRST_CHANCE
-        if ways and not can_pay(head, chance, alone, back):
+        pays = can_pay(head.seconds, chance, alone, back)
+        if ways and not pays:
             head.close()
             reason = "the model's MTP head is too slow here, beside the model itself, to save time"
             facts = msgspec.structs.replace(facts, speculation="prompt_lookup", speculation_reason=reason)
         else:
+            if not pays:
+                facts = _doubted(facts, "engine.speculation is mtp", head.seconds, alone)
             decoder.head = head
             ways.append(OwnHead(head, chance))
     proposer = ways[0] if len(ways) == 1 else Likelier(ways)
     return Speculator(proposer, alone=alone, going_back=back), facts
 
 
-def can_pay(head: Head, chance: float, costs: StepCosts, back: GoingBack) -> bool:
-    """Whether a sequence that is alone would ever be guessed for, if so many first guesses (of one token) are right."""
-    return any(draft_lengths([chance], [1], costs, head.seconds, is_again=back.is_again))
+def can_pay(seconds: Seconds, chance: float, costs: StepCosts, back: GoingBack, *, most: int = 1) -> bool:
+    """Whether a sequence that is alone would ever be guessed for, if guesses (of `most` tokens) are right so often."""
+    return any(draft_lengths([chance], [most], costs, seconds, is_again=back.is_again))
+
+
+def _doubted(facts: EngineFacts, what: str, seconds: Seconds, costs: StepCosts) -> EngineFacts:
+    """Who was asked for by name stays, and it is said what to expect."""
+    guess_ms, token_ms = 1e3 * seconds(1, 1), 1e3 * costs.seconds(1, 1)
+    why = f"a guess took {guess_ms:.1f} ms just now, a token of the model {token_ms:.1f}: too slow to save time alone"
+    return msgspec.structs.replace(facts, speculation_reason=why, unmet=(*facts.unmet, f"{what}: {why}"))
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:
