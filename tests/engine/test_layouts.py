@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,12 +15,14 @@ from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufTensor, read_header, read_map
 from hitsend.serve.engine import convert as conversion
 from hitsend.serve.engine import requantise as codec
-from hitsend.serve.engine.copies import copies, discard_older, prune
+from hitsend.serve.engine.convert import NoRoom
 from hitsend.serve.engine.layouts import converted, converted_path, discard, hold, layouts_dir, measuring_alone
 from hitsend.serve.engine.libllama import Library, open_library
 from hitsend.serve.engine.models import ModelFile
+from hitsend.serve.engine.tuned import Measured, Tuned, Way, tuned_file
 from hitsend.serve.engine.weights import laid_out
 from hitsend.settings import EngineSettings
+from tests.limited import no_file_may_grow
 
 KINDS = {
     codec.Q4_0: gguf.GGMLQuantizationType.Q4_0,
@@ -210,81 +213,6 @@ def test_what_a_server_runs_on_is_not_deleted(tmp_path):
     assert not left.exists()
 
 
-def test_copies_that_another_file_has_or_somebody_runs_on_stay_when_a_file_changes(tmp_path):
-    source, models = tiny(tmp_path / "tiny.gguf"), tmp_path / "models"
-    twin = tmp_path / "twin.gguf"
-    twin.write_bytes(source.read_bytes())
-    said: list[str] = []
-
-    def ask(file: Path, layout: str) -> Path:
-        found = laid_out(ModelFile(str(file), "tiny", "path"), models, EngineSettings(layout=layout), said.append)
-        return Path(found.weights_path)
-
-    for layout in ("q8_0", "q4_0"):
-        converted(source, models, layout, libllama=None, say=lambda _: None)
-    first = [converted_path(source, models, layout) for layout in ("q8_0", "q4_0")]
-    assert ask(twin, "q8_0") == first[0]  # and holds it, as a server of another process would
-    os.utime(source, ns=(1, 1))  # touched, not changed
-    assert ask(source, "q8_0") == first[0]
-    assert [file.exists() for file in first] == [True, True]
-    tiny(source, extra__key=1)
-    second = ask(source, "q8_0")
-    assert [file.exists() for file in (*first, second)] == [True, True, True], "the twin is as it was"
-    twin.unlink()
-    tiny(source, extra__key=2)
-    third = ask(source, "bf16")
-    assert [file.exists() for file in (*first, second, third)] == [True, True, True, True], "in use, or nobody's change"
-    assert not any("deleted" in line for line in said)
-
-
-def test_a_changed_files_copies_are_deleted_where_nobody_runs_on_them(tmp_path):
-    source, models = tiny(tmp_path / "tiny.gguf"), tmp_path / "models"
-    first = [converted(source, models, layout, libllama=None, say=lambda _: None) for layout in ("q8_0", "q4_0")]
-    used = converted(source, models, "bf16", libllama=None, say=lambda _: None)
-    hold(source, models, "bf16")
-    tiny(source, extra__key=1)
-    said: list[str] = []
-    for _ in range(2):
-        discard_older(source, models, said.append)
-        assert [file.exists() for file in (*first, used)] == [False, False, True]
-    assert said == ["layouts: tiny.gguf has changed: 2 converted copies of what it was are deleted"]
-
-
-def test_prune_deletes_what_nobody_can_want_and_nothing_else(tmp_path):
-    models = tmp_path / "models"
-    kept, changed, gone, held = (
-        tiny(tmp_path / f"{name}.gguf", extra__key=number) for number, name in enumerate("abcd")
-    )
-    files = {
-        source.stem: converted(source, models, "q8_0", libllama=None, say=lambda _: None)
-        for source in (kept, changed, gone, held)
-    }
-    hold(held, models, "q8_0")
-    tiny(changed, extra__key=10)
-    gone.unlink()
-    held.unlink()
-    old = files["a"].with_name("0" * 32 + ".gguf")  # as an earlier edition would have called it
-    old.write_bytes(files["a"].read_bytes())
-    broken = old.with_name("1" * 32 + ".gguf")
-    broken.write_bytes(b"GGUF half")
-    found = {Path(copy.path): (copy.source, copy.state, copy.is_used) for copy in copies(models)}
-    assert found == {
-        files["a"]: (str(kept), "current", False),
-        files["b"]: (str(changed), "changed", False),
-        files["c"]: (str(gone), "gone", False),
-        files["d"]: (str(held), "gone", True),
-        old: (str(kept), "outdated", False),
-        broken: ("", "outdated", False),
-    }
-    done = {Path(copy.path): is_gone for copy, is_gone in prune(models, every=False)}
-    assert done == {files["b"]: True, files["c"]: True, files["d"]: False, old: True, broken: True}
-    assert {file for file in [*files.values(), old, broken] if file.exists()} == {files["a"], files["d"]}
-    assert [(copy.source, is_gone) for copy, is_gone in prune(models, every=True)] == [
-        (str(kept), True),
-        (str(held), False),
-    ]
-
-
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
     source = tiny(tmp_path / "tiny.gguf")
     models = tmp_path / "models"
@@ -348,6 +276,26 @@ def test_nothing_to_change_and_no_room_are_said(tmp_path):
         conversion.plan((GgufTensor("blk.0.attn_q.weight", 0, 960, codec.Q4_1, 1536, (96, 16)),), "q4_k")
     with pytest.raises(ConfigError, match=r"takes \d+ bytes .* has room for \d+"):
         conversion._check_room(tmp_path, 2**60)
+
+
+def test_a_disk_that_fills_up_leaves_no_half_file_and_auto_serves_as_shipped(tmp_path):
+    source, models = tiny(tmp_path / "tiny.gguf"), tmp_path / "models"
+    found, auto = ModelFile(str(source), "tiny", "path"), EngineSettings(layout="auto")
+    folder, said = layouts_dir(models), []
+    with no_file_may_grow(2048):  # beyond its keys, within its weights
+        for layout in ("q8_0", "q4_0+offsets"):
+            with pytest.raises(NoRoom, match=r"engine\.layout: can't write .*\.gguf: File too large"):
+                laid_out(found, models, EngineSettings(layout=layout), said.append)
+        assert laid_out(found, models, auto, said.append) == found
+        assert not list(folder.glob("*.gguf")) + list(folder.glob("*.part")) + list(folder.glob("tuned-*"))
+    assert said[-1].startswith("layout auto: as shipped, since no other can be had: engine.layout: can't write ")
+    shipped = Measured(Way(), 200.0, {1: 80.0}, 0.0, 0.0, 2, 2, alone=90.0)
+    faster = Measured(Way("q8_0"), 400.0, {1: 160.0}, 0.0, 0.0, 1, 1, gain=2.0)
+    known = Tuned("m", "here", "b", 10.0, 48, (shipped, faster))
+    tuned_file(found, models, auto).write_bytes(msgspec.json.encode(known))
+    with no_file_may_grow(2048):
+        assert laid_out(found, models, auto, said.append) == found
+    assert laid_out(found, models, auto, said.append).weights is not None
 
 
 def test_many_rows_are_converted_in_portions_that_fit_together(library, tmp_path):

@@ -109,7 +109,10 @@ class Watch:
         Upstreams and models that come and go make no difference to readiness beside an embedded model; without one, at
         least one of them has to be ready.
         """
-        is_healthy, fault = True, self._stores.database.fault
+        database = self._stores.database
+        is_healthy, fault = True, database.fault
+        if fault is None and database.refusal is not None:
+            fault = f"the database takes no writes: {database.refusal}"
         if self._embedded is None:
             if not any(engine.state().is_ready for engine in self._stages.engines.values()):
                 fault = "no engine can be asked"

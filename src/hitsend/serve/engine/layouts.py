@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.convert import NO_ROOM, NoRoom
 from hitsend.serve.engine.offsets import offsets_path
 
 AS_SHIPPED = "as-shipped"
@@ -168,7 +169,8 @@ def _run(words: list[str], say: Say) -> None:
         said = child.stderr.read().strip().splitlines()
     if child.returncode != 0:
         why = said[-1] if said else f"its process ended with {child.returncode}"
-        raise ConfigError(why if why.startswith("engine.") else f"engine.layout: {words[0]} can't be converted: {why}")
+        kind = NoRoom if child.returncode == NO_ROOM else ConfigError
+        raise kind(why if why.startswith("engine.") else f"engine.layout: {words[0]} can't be converted: {why}")
 
 
 def sha256_of(file: Path, folder: Path) -> str:
@@ -187,7 +189,8 @@ def _sha256_of(file: Path, folder: Path) -> str:
             while chunk := opened.read(_CHUNK_BYTES):
                 digest.update(chunk)
         known[mark] = digest.hexdigest()
-        know_files(folder, known)
+        with contextlib.suppress(OSError):  # a full disk: then it is read again the next time
+            know_files(folder, known)
     return known[mark]
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.convert import RECIPES
+from hitsend.serve.engine.convert import RECIPES, NoRoom
 from hitsend.serve.engine.layouts import (
     AS_SHIPPED,
     Say,
@@ -198,7 +198,7 @@ def tuned_now(
     source, threads = Path(found.path), settings.num_threads or num_cores()
     if os.getloadavg()[0] > _BUSY * num_cores():
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
-    files = _files(source, models_dir, settings, say)
+    files, is_whole = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
     speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5)
     losses = _losses(ways, files, settings, patience, speeds, is_quick=is_quick)
@@ -211,7 +211,10 @@ def tuned_now(
     build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
     tidy(result, source, models_dir, settings)  # first: it makes room
-    remember(result, tuned_file(found, models_dir, settings), say)
+    if is_whole:
+        remember(result, tuned_file(found, models_dir, settings), say)
+    else:
+        say("what was measured is not remembered: for some layouts there was no room")
     return result
 
 
@@ -302,15 +305,19 @@ def machine() -> str:
     return f"{name}, {num_cores()} cores"
 
 
-def _files(source: Path, models_dir: Path, settings: EngineSettings, say: Say) -> dict[str, Path]:
-    """By layout; those that change nothing in this model are left out."""
-    files = {AS_SHIPPED: source}
+def _files(source: Path, models_dir: Path, settings: EngineSettings, say: Say) -> tuple[dict[str, Path], bool]:
+    """By layout, without those that change nothing in this model; and whether there was room for all. Raises NoRoom
+    where there was for none."""
+    files, lacking = {AS_SHIPPED: source}, []
     for recipe in RECIPES:
         try:
             files[recipe] = converted(source, models_dir, recipe, libllama=settings.libllama, say=say)
         except ConfigError as failure:
             say(f"layout {recipe}: left out: {failure}")
-    return files
+            lacking += [failure] if isinstance(failure, NoRoom) else []
+    if lacking and len(files) == 1:
+        raise lacking[0]
+    return files, not lacking
 
 
 def _ways(layouts: tuple[str, ...], threads: int, kv_type: str, *, is_quick: bool) -> list[Way]:

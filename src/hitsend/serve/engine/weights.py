@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.copies import discard_older
 from hitsend.serve.engine.layouts import AS_SHIPPED, Say, converted, hold, measuring_alone
 from hitsend.serve.engine.models import ModelFile
@@ -30,20 +31,34 @@ def hold_known(found: ModelFile, models_dir: Path, settings: EngineSettings) -> 
 
 
 def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:
-    """The model with the weights that `engine.layout` asks for. May take minutes. Raises ConfigError."""
-    layout: str = settings.layout
-    if layout == AS_SHIPPED:
+    """The model with the weights that `engine.layout` asks for. May take minutes. Raises ConfigError; with `auto` it
+    says what went wrong, and the weights stay as they are."""
+    if settings.layout == AS_SHIPPED:
         return found
+    if settings.layout != "auto":
+        return _converted(found, models_dir, settings, settings.layout, say)
+    try:
+        return _best(found, models_dir, settings, say)
+    except ConfigError as failure:
+        say(f"layout auto: as shipped, since no other can be had: {failure}")
+        return found
+
+
+def _best(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:
     discard_older(Path(found.path), models_dir, say)
-    if layout == "auto":
-        result = _measured_once(found, models_dir, settings, say)
-        chosen = result.choice(settings.layout_max_loss, settings.num_slots)
-        say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
-        layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
-        if layout == AS_SHIPPED:
-            return found
-    hold(Path(found.path), models_dir, layout)
-    weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
+    result = _measured_once(found, models_dir, settings, say)
+    chosen = result.choice(settings.layout_max_loss, settings.num_slots)
+    say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
+    found = msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
+    layout = chosen.way.layout
+    return found if layout == AS_SHIPPED else _converted(found, models_dir, settings, layout, say)
+
+
+def _converted(found: ModelFile, models_dir: Path, settings: EngineSettings, layout: str, say: Say) -> ModelFile:
+    source = Path(found.path)
+    discard_older(source, models_dir, say)
+    hold(source, models_dir, layout)
+    weights = converted(source, models_dir, layout, libllama=settings.libllama, say=say)
     say(f"layout {layout}: weights of {found.name} from {weights}")
     return msgspec.structs.replace(found, weights=str(weights))
 
