@@ -134,7 +134,8 @@ class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
     used.
 
     `source`: live (cells that somebody left), saved (host memory), disk, sibling (cells of somebody who runs), or ""
-    for none. Where known and own tokens part: `position`, and the token on either side.
+    for none. `limit`: why not more (`PrefixMatched.limited_by`). Where known and own tokens part: `position`, and the
+    token on either side.
     """
 
     request_id: str
@@ -143,6 +144,7 @@ class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
     num_matched: int
     num_usable: int
     source: str = ""
+    limit: str = ""
     position: int | None = None
     known_token_id: int | None = None
     token_id: int | None = None
