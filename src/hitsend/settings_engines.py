@@ -15,6 +15,9 @@ Seconds = Annotated[float, Meta(gt=0)]
 Price = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Layout = Literal["as-shipped", "auto", "bf16", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"]
+Snapshots = Annotated[int, Meta(ge=0, le=7)]
+Speculation = Literal["auto", "off", "prompt_lookup", "draft", "mtp"]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +70,7 @@ class EngineSettings(Section, frozen=True):
     """0: as many as cores."""
     num_threads_alone: Count = 0
     """Of a step of one token. 0: as many as `num_threads`, or one where `layout = auto` measured that it is faster."""
-    layout: Literal["as-shipped", "auto", "bf16", "q8_0", "q4_0", "iq4_nl", "q4_k", "q4_0+offsets"] = "as-shipped"
+    layout: Layout = "as-shipped"
     """How weights are stored in memory. auto: converted once if this machine gains by it within `layout_max_loss`."""
     layout_max_loss: Share = 0.01
     """Perplexity that `auto` may lose against the weights as shipped, as a share."""
@@ -78,18 +81,18 @@ class EngineSettings(Section, frozen=True):
     context: Count = 0
     """Tokens per sequence; 0: as many as the KV budget allows, at most what the model was trained on."""
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
-    """Memory for the KV cache."""
+    """Memory for the KV cache; 0: as much as `num_slots` times `context` takes."""
     memory_budget_bytes: Positive | None = None
     """The processes of all embedded models, predicted before they start, saved prefixes apart; default: no bound."""
     kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
     """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512
     """Token budget of one step: decodes first, then prefill chunks."""
-    speculation: Literal["auto", "off", "prompt_lookup", "draft", "mtp"] = "auto"
+    speculation: Speculation = "auto"
     """Guessing ahead, answers unchanged: from a text itself, by `draft_model`, by an MTP head; auto: what can work."""
     draft_model: str | None = None
     """A smaller model of the same vocabulary, named like `model`; its KV cache comes on top of `kv_budget_bytes`."""
-    snapshots: Count | None = None
+    snapshots: Snapshots | None = None
     """States that hybrid models keep beside each sequence's, at most 7, to take guesses back; unset: what is cheap."""
     tpot_target_s: Seconds = 0.1
     """Prompts are computed in chunks that keep the mean time per output token of others under this, where they can."""
@@ -139,7 +142,8 @@ class AdapterSettings(Section, frozen=True):
 class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
     """`[[engines]]` with `kind = "embedded"`: one more model of this machine, loaded when it is asked for.
 
-    What isn't set is as in `[engine]`, whose model is always loaded. Not together with `server.workers` above 1.
+    What isn't set is as in `[engine]`, whose model is always loaded; only `draft_model`, `snapshots`, and
+    `speculation` by a draft model or an MTP head, are each model's own. Not together with `server.workers` above 1.
     """
 
     name: str
@@ -152,6 +156,14 @@ class PooledSettings(Section, frozen=True, tag_field="kind", tag="embedded"):
     context: Count | None = None
     kv_budget_bytes: Count | None = None
     num_threads: Count | None = None
+    layout: Layout | None = None
+    """As `engine.layout`; auto: measured for this model."""
+    speculation: Speculation | None = None
+    """As `engine.speculation`; unset: as there, but auto where that is draft or mtp."""
+    draft_model: str | None = None
+    """As `engine.draft_model`, for this model."""
+    snapshots: Snapshots | None = None
+    """As `engine.snapshots`, for this model."""
     max_waiting: Positive | None = None
     max_concurrent: Positive = 256
     """Requests that run or wait there at once; one more is refused with `server_overloaded`."""

@@ -9,7 +9,9 @@ import msgspec
 from rich.console import Console
 
 from hitsend.cli.models import as_document, table_of
+from hitsend.serve.engine.layouts import converted
 from hitsend.serve.engine.tuned import Measured, Tuned, Way
+from tests.engine.test_layouts import tiny
 
 SHIPPED = Measured(Way(), 200.0, {1: 80.0, 8: 100.0, 32: 160.0}, 0.0, 0.0, 1, 90_000_000)
 FASTER = Measured(Way("q8_0"), 400.0, {1: 90.0, 8: 200.0, 32: 300.0}, 0.002, 0.001, 1, 140_000_000, 1.7)
@@ -25,6 +27,34 @@ def test_list_names_what_lies_in_the_models_folder(tmp_path):
     ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=True)
     mine = next(row for row in json.loads(ran.stdout)["models"] if row["name"] == "mine")
     assert (mine["num_bytes"], mine["origin"], mine["auto"]) == (13, "models folder", None)
+
+
+def test_list_and_prune_show_converted_copies(tmp_path):
+    models = tmp_path / "models"
+    models.mkdir()
+    kept, changed = (tiny(models / f"{name}.gguf") for name in ("kept", "changed"))
+    tiny(changed, extra__key=1)
+    for source in (kept, changed):
+        converted(source, models, "q8_0", libllama=None, say=lambda _: None)
+    tiny(changed, extra__key=2)
+
+    def told(*words):
+        ran = subprocess.run(
+            [sys.executable, "-m", "hitsend", "models", *words, "--data", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return ran.stdout
+
+    rows = {row["name"]: row["copies"] for row in json.loads(told("list", "--json"))["models"]}
+    assert [(copy["layout"], copy["state"]) for copy in rows["kept"]] == [("q8_0", "current")]
+    assert [(copy["layout"], copy["state"]) for copy in rows["changed"]] == [("q8_0", "changed")]
+    assert f"deleted: q8_0 of {changed} (changed)" in told("prune")
+    gone = json.loads(told("prune", "--all", "--json"))["copies"]
+    assert [(copy["source"], copy["is_deleted"]) for copy in gone] == [(str(kept), True)]
+    assert "0 copies deleted" in told("prune", "--all")
 
 
 def test_the_document_says_what_is_within_the_bound_and_what_auto_would_be():

@@ -5,12 +5,16 @@ import threading
 
 import pytest
 from sqlalchemy import event, text
+from sqlalchemy.exc import DBAPIError
 
 from hitsend.core.errors import StorageFailed
 from hitsend.serve.database.connection import FILE_NAME, Database, database_url
+from hitsend.serve.database.refused import SAY_EVERY_S, Refusal, reason_of
+from hitsend.serve.database.watch import ASK_S, DatabaseWatch
 from hitsend.serve.database.writer import Writer
 from hitsend.serve.usage.idempotency import Asked, Claim, IdempotencyStore
 from hitsend.settings import UsageSettings
+from tests.limited import no_file_may_grow
 from tests.usage.storage import HandClock
 
 
@@ -179,3 +183,60 @@ async def test_the_write_lock_is_given_back_though_the_event_loop_stands_still(t
     finally:
         await writer.stop()
         await database.close()
+
+
+async def test_a_disk_that_takes_nothing_is_said_once_and_found_again(tmp_path, caplog):
+    async with writing(database_url(None, tmp_path)) as (writer, database):
+        watch = DatabaseWatch(database)
+        watch.start()
+        with no_file_may_grow(4096):
+            for number in range(3):
+                with pytest.raises(StorageFailed):
+                    await writer.submit(insert(number))
+            assert database.refusal == "disk I/O error"
+            await asyncio.sleep(1.2 * ASK_S)  # the watch asks in vain
+            assert database.refusal is not None
+        async with asyncio.timeout(30):
+            while database.refusal is not None:
+                await asyncio.sleep(0.05)
+        assert await writer.submit(insert(7)) == 7
+        assert await seen(database) == [7]
+        await watch.stop()
+    lines = [record for record in caplog.records if record.name.startswith("hitsend.serve.database")]
+    assert [(record.levelname, record.getMessage()) for record in lines] == [
+        ("ERROR", "the database takes no writes: disk I/O error; requests are refused until it does"),
+        ("WARNING", "the database takes writes again"),
+    ]
+    assert all(record.exc_info is None for record in lines)
+
+
+async def test_a_write_that_is_itself_at_fault_says_nothing_of_the_disk(tmp_path, caplog):
+    async with writing(database_url(None, tmp_path)) as (writer, database):
+        with pytest.raises(StorageFailed):
+            await writer.submit(lambda connection: connection.execute(text("INSERT INTO nowhere VALUES (1)")))
+        assert database.refusal is None
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "a write to the database failed twice"
+    ]
+
+
+def test_what_postgresql_says_of_its_disk_is_a_refusal():
+    class Said(Exception):
+        def __init__(self, sqlstate):
+            super().__init__("could not extend file")
+            self.sqlstate = sqlstate
+
+    found = {
+        state: reason_of(DBAPIError("", None, Said(state))) for state in ("53100", "58030", "25006", "23505", "57014")
+    }
+    assert found == dict.fromkeys(("53100", "58030", "25006"), "could not extend file") | {"23505": None, "57014": None}
+
+
+def test_a_disk_at_its_last_page_is_not_said_with_each_write(caplog):
+    refusal = Refusal()
+    for now in range(50):
+        refusal.met("full", float(now))
+        refusal.ended()
+    refusal.met("full", SAY_EVERY_S + 1)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING", "ERROR"]
+    assert refusal.reason == "full"

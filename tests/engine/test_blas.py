@@ -36,7 +36,10 @@ def test_it_is_for_weights_of_narrow_types_as_shipped(bundled, header, tmp_path)
     convert(open_library(), bundled, converted, "bf16", "0" * 64)
     assert not gains_by_blas(read_header(str(converted)))
     assert blas_bytes("lib.so", read_header(str(converted)), 64) == 0
-    with_blas(open_library(), "/nowhere.so", read_header(str(converted)))  # never asked for
+    library = open_library()
+    assert with_blas(library, None, read_header(str(converted))) is library
+    with pytest.raises(ConfigError, match="engine.libllama isn't set"):  # said also where it would do nothing
+        with_blas(library, "/nowhere.so", read_header(str(converted)))
 
 
 def test_what_is_no_backend_is_refused(header, tmp_path):

@@ -17,7 +17,14 @@ from hitsend.gguf import read_header
 from hitsend.serve.engine.libllama import Library, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.shape import head_bytes, memory_shape, num_states, plan_cells
-from hitsend.serve.engine.speculating import can_pay, going_back, speculator_for, way_to_speculate, why_no_head
+from hitsend.serve.engine.speculating import (
+    can_pay,
+    check_head,
+    going_back,
+    speculator_for,
+    way_to_speculate,
+    why_no_head,
+)
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.messages import Abort, EngineFacts, StepReport, Submit
 from hitsend.serve.loop.own_head import Likelier, OwnHead
@@ -246,8 +253,9 @@ def test_a_library_that_lacks_what_heads_need_says_so(mtp_path: str, hybrid_path
     with loaded(hybrid_path, auto) as (decoder, facts):
         assert (facts.speculation, facts.speculation_reason) == ("prompt_lookup", "")
         assert way_to_speculate(decoder, auto, why) == ("prompt_lookup", why)
-        with pytest.raises(ConfigError, match=r"engine\.speculation: mtp needs .* lacks"):
-            way_to_speculate(decoder, named, why)
+    with pytest.raises(ConfigError, match=r"engine\.speculation: mtp needs .* lacks"):
+        check_head(read_header(mtp_path), lacking, named)
+    check_head(read_header(mtp_path), lacking, auto)
     with pytest.raises(ConfigError, match="the model has no MTP head"), loaded(hybrid_path, named):
         raise AssertionError("it should not have been loaded")
 
@@ -275,5 +283,7 @@ def test_a_head_that_can_not_pay_is_not_asked() -> None:
     costs = KnownCosts(0.8, 0.2)
     for pass_s, is_worth_it in ((0.05, True), (0.2, True), (0.6, False)):
         head = Guessing(lambda _slot, _token: (), pass_s)
-        assert can_pay(head, FIRST_CHANCE, costs, GoingBack(7)) is is_worth_it
-    assert not can_pay(Guessing(lambda _slot, _token: (), 0.05), FIRST_CHANCE, costs, GoingBack(7, is_again=True))
+        assert can_pay(head.seconds, FIRST_CHANCE, costs, GoingBack(7)) is is_worth_it
+    assert not can_pay(
+        Guessing(lambda _slot, _token: (), 0.05).seconds, FIRST_CHANCE, costs, GoingBack(7, is_again=True)
+    )

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,8 +15,14 @@ from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufTensor, read_header, read_map
 from hitsend.serve.engine import convert as conversion
 from hitsend.serve.engine import requantise as codec
+from hitsend.serve.engine.convert import NoRoom
 from hitsend.serve.engine.layouts import converted, converted_path, discard, hold, layouts_dir, measuring_alone
 from hitsend.serve.engine.libllama import Library, open_library
+from hitsend.serve.engine.models import ModelFile
+from hitsend.serve.engine.tuned import Measured, Tuned, Way, tuned_file
+from hitsend.serve.engine.weights import laid_out
+from hitsend.settings import EngineSettings
+from tests.limited import no_file_may_grow
 
 KINDS = {
     codec.Q4_0: gguf.GGMLQuantizationType.Q4_0,
@@ -269,6 +276,26 @@ def test_nothing_to_change_and_no_room_are_said(tmp_path):
         conversion.plan((GgufTensor("blk.0.attn_q.weight", 0, 960, codec.Q4_1, 1536, (96, 16)),), "q4_k")
     with pytest.raises(ConfigError, match=r"takes \d+ bytes .* has room for \d+"):
         conversion._check_room(tmp_path, 2**60)
+
+
+def test_a_disk_that_fills_up_leaves_no_half_file_and_auto_serves_as_shipped(tmp_path):
+    source, models = tiny(tmp_path / "tiny.gguf"), tmp_path / "models"
+    found, auto = ModelFile(str(source), "tiny", "path"), EngineSettings(layout="auto")
+    folder, said = layouts_dir(models), []
+    with no_file_may_grow(2048):  # beyond its keys, within its weights
+        for layout in ("q8_0", "q4_0+offsets"):
+            with pytest.raises(NoRoom, match=r"engine\.layout: can't write .*\.gguf: File too large"):
+                laid_out(found, models, EngineSettings(layout=layout), said.append)
+        assert laid_out(found, models, auto, said.append) == found
+        assert not list(folder.glob("*.gguf")) + list(folder.glob("*.part")) + list(folder.glob("tuned-*"))
+    assert said[-1].startswith("layout auto: as shipped, since no other can be had: engine.layout: can't write ")
+    shipped = Measured(Way(), 200.0, {1: 80.0}, 0.0, 0.0, 2, 2, alone=90.0)
+    faster = Measured(Way("q8_0"), 400.0, {1: 160.0}, 0.0, 0.0, 1, 1, gain=2.0)
+    known = Tuned("m", "here", "b", 10.0, 48, (shipped, faster))
+    tuned_file(found, models, auto).write_bytes(msgspec.json.encode(known))
+    with no_file_may_grow(2048):
+        assert laid_out(found, models, auto, said.append) == found
+    assert laid_out(found, models, auto, said.append).weights is not None
 
 
 def test_many_rows_are_converted_in_portions_that_fit_together(library, tmp_path):

@@ -59,6 +59,24 @@ async def test_a_hit_gives_the_bits_of_a_fresh_run(engine_of: Callable[..., Any]
         assert together[0][0] == together[1][0]
 
 
+async def test_a_hybrid_goes_on_from_a_checkpoint_and_says_that_it_had_no_later_one(
+    engine_of: Callable[..., Any], hybrid_path: str
+) -> None:
+    async with engine_of(hybrid_path) as engine:
+        seen: list[PrefixMatched] = []
+        other_end = (*PROMPT[:140], *range(5000, 5020))
+        for number, prompt in enumerate((PROMPT[:150], PROMPT[:150], other_end)):
+            generation = engine.generate(job(f"{number}", prompt, boundaries=(70,), max_tokens=1))
+            seen += [event async for event in generation if isinstance(event, PrefixMatched)]
+            await generation.aclose()
+    assert [(event.matched_tokens, event.cached_tokens, event.limited_by) for event in seen] == [
+        (0, 0, None),
+        (150, 64, "checkpoint"),
+        (140, 64, "checkpoint"),
+    ]
+    assert (seen[2].differs_at, seen[2].cached_token_id, seen[2].prompt_token_id) == (140, PROMPT[140], 5000)
+
+
 async def test_another_tenant_finds_nothing(engine_of: Callable[..., Any], model_path: str) -> None:
     async with engine_of(model_path) as engine:
         found = [

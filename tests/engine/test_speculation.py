@@ -136,6 +136,29 @@ def test_a_model_that_is_its_own_draft_is_always_right(model_path: str) -> None:
         assert all(draft.accepted == draft.proposed for draft in drafts)
 
 
+class Ticking(SystemClock):
+    """Each look at it is a second after the last one."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def now(self) -> float:
+        self._looks += 1
+        return float(self._looks)
+
+
+def test_a_draft_model_that_cannot_save_time_stays_and_is_said(model_path: str) -> None:
+    settings = setting("draft", draft_model=model_path)
+    with loaded(model_path, settings) as (decoder, facts):
+        # the draft model's passes take three looks, the model's own one: nobody guesses for such a model
+        speculator, told = speculator_for(decoder, facts, settings, Ticking())
+        assert isinstance(speculator, Speculator)
+        assert told.speculation == "draft"
+        (line,) = told.unmet[len(facts.unmet) :]
+        assert line == f"engine.draft_model is {model_path}: {told.speculation_reason}"
+        assert "a guess took 3000.0 ms just now, a token of the model 1000.0" in line
+
+
 async def test_a_draft_model_has_to_fit(engine_of: Callable[..., Any], model_path: str, hybrid_path: str) -> None:
     for more, reason in (({}, "engine.draft_model"), ({"draft_model": hybrid_path}, "take tokens back")):
         with pytest.raises(ConfigError, match=reason):

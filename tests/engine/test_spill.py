@@ -1,7 +1,6 @@
 """Files of saved prefixes: what is there comes back whole, and whatever is wrong with a file is a miss."""
 
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.spill import PENDING_BYTES, SHORT_BYTES, SpillFolder
+from tests.limited import no_file_may_grow
 from tests.served import until
 
 TOKENS = np.arange(100, dtype=np.int32)
@@ -153,13 +153,9 @@ def test_a_file_that_is_cut_short_is_a_miss(spill: SpillFolder, tmp_path: Path, 
 
 def test_a_full_disk_ends_writing_and_nothing_else(spill: SpillFolder, tmp_path: Path) -> None:
     first, _ = put(spill, tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
-    try:
+    with no_file_may_grow(1_000_000):
         second = spill.put("salt", TOKENS, SAVED)
         until(lambda: spill.problem, lambda problem: problem is not None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert spill.problem is not None
     assert "no longer written" in spill.problem
     assert not spill.takes(1)

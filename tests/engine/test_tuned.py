@@ -23,7 +23,6 @@ from hitsend.serve.engine.tuned import (
     Way,
     explained,
     gains_of,
-    laid_out,
     loss_of,
     remember,
     remembered,
@@ -32,6 +31,7 @@ from hitsend.serve.engine.tuned import (
     tuned_file,
 )
 from hitsend.serve.engine.vocabulary import LoadedModel
+from hitsend.serve.engine.weights import laid_out
 from hitsend.serve.loop.decoder import Batch
 from hitsend.settings import EngineSettings
 

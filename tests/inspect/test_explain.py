@@ -107,7 +107,22 @@ def test_a_miss_is_told_with_its_place():
         "prompt_text": None,
     }
     told = explain(record(events=[matched])).cache
-    assert told.startswith("64 of 300 prompt tokens came from the cache (saved); 120 were known")
+    assert told.startswith("64 of 300 prompt tokens came from the cache (saved); 120 were known, the rest could not be")
+    for limit, why in (
+        ("checkpoint", "had no state to go on from"),
+        ("step", "is less than a step"),
+        ("place", "was no"),
+    ):
+        told = explain(record(events=[matched | {"limited_by": limit}])).cache
+        assert f"120 were known, the rest {why}" in told
+    whole = explain(record(events=[matched | {"matched_tokens": 64, "limited_by": None}])).cache
+    assert whole.startswith("64 of 300 prompt tokens came from the cache (saved); they part at")
+    nothing = {"matched_tokens": 0, "cached_tokens": 0, "source": None, "differs_at": None}
+    told = explain(record(events=[matched | nothing])).cache
+    assert (
+        told == "0 of 300 prompt tokens came from the cache; nothing of its tenant that is still there begins like it"
+    )
+    told = explain(record(events=[matched])).cache
     assert told.endswith("they part at token 120: token 7 in the cache, token 9 here")
     told = explain(record(events=[matched | {"cached_text": " Monday", "prompt_text": " Tuesday"}])).cache
     assert told.endswith("' Monday' in the cache, ' Tuesday' here")

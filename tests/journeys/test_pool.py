@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -136,18 +137,35 @@ def _wait_for_the_busy(served):
     assert models(served)["a"]["loads_total"] == loads + 1
 
 
+def _has_its_own_layout(served):
+    """What was predicted of the converted file is what its process loads, and the record says so from the start."""
+    before = models(served)["small"]
+    answer = served.chat("Say hi.", model="small-model", max_tokens=2)
+    record = served.record(answer["hitsend"]["request_id"])
+    routed = next(event for event in record["events"] if event["type"] == "routed")
+    assert (before["layout"], routed["layout"], models(served)["small"]["layout"]) == ("q8_0",) * 3
+    assert models(served)["a"]["layout"] == "as-shipped"
+    status = Path(f"/proc/{models(served)['small']['pid']}/status").read_text()
+    resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident < before["memory_bytes"] * 1.05
+    # q8_0 is 1.5 times the bundled file, which alone is more than two slots' cells
+    assert before["memory_bytes"] > models(served)["a"]["memory_bytes"] + 30_000_000
+
+
 def test_one_models_death_touches_nobody_else_and_adapters_keep_their_names(tmp_path):
     red = write_lora(tmp_path / "red.gguf", bundled())
     config = written(
         tmp_path,
         MODEL,
         pooled("a", is_loaded_at_start=True),
+        pooled("small", layout="q8_0", num_slots=1),
         f'[[adapters]]\nname = "red"\npath = "{red}"',
         f'[[adapters]]\nname = "red-a"\nmodel = "a-model"\npath = "{red}"',
         '[[prices]]\nmodel = "red"\ninput = 0\noutput = 1000000',
     )
     with serving("--config", config) as served:
-        assert states(served) == {"a": "loaded"}
+        assert states(served) == {"a": "loaded", "small": "unloaded"}
+        _has_its_own_layout(served)
         with streaming(served, "a-model") as dying, streaming(served, "smollm2-135m", max_tokens=100) as living:
             assert until(lambda: served.state()["running"], lambda count: count == 2, 60) == 2
             os.kill(models(served)["a"]["pid"], signal.SIGKILL)

@@ -27,6 +27,7 @@ def test_what_was_not_computed_is_told_everywhere(served: Served) -> None:
     record = until(lambda: served.record(second["hitsend"]["request_id"]), lambda each: each["ledger"] is not None)
     (matched,) = [event for event in record["events"] if event["type"] == "prefix_matched"]
     assert (matched["prompt_tokens"], matched["matched_tokens"], matched["cached_tokens"]) == (size, size, cached)
+    assert matched["limited_by"] == "step"
     assert record["usage"]["cached_tokens"] == record["ledger"]["cached_tokens"] == cached
     assert sum(event["prefill_tokens"] for event in record["events"] if event["type"] == "step") == size - cached
 

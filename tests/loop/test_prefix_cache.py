@@ -26,6 +26,25 @@ def cache_of(*entries, **rules):
     return cache
 
 
+@pytest.mark.parametrize(
+    ("is_whole", "matched", "used", "prompt", "limit"),
+    [
+        (False, 0, 0, 300, ""),
+        (False, 128, 128, 300, ""),
+        (False, 150, 128, 300, "step"),
+        (False, 40, 0, 300, "step"),
+        (False, 128, 64, 128, "step"),  # the last token is always computed
+        (False, 150, 64, 300, "place"),
+        (False, 150, 0, 300, "place"),
+        (True, 150, 128, 300, "checkpoint"),
+        (True, 150, 150, 300, ""),
+    ],
+)
+def test_why_no_more_was_used(is_whole, matched, used, prompt, limit):
+    rules = CacheRules(max_bytes=1, step=64, is_whole=is_whole, takes_inexact=True)
+    assert rules.limit_of(matched, used, prompt) == limit
+
+
 class Files:
     """A disk that is sometimes busy and loses things."""
 

@@ -1,16 +1,23 @@
 """Embedded models as the settings name them: what can't be meant stops the start, in words."""
 
+from pathlib import Path
+
 import gguf
+import msgspec
 import numpy as np
 import pytest
 
 from hitsend import settings
 from hitsend.core.clock import SystemClock
 from hitsend.core.errors import ConfigError
+from hitsend.gguf import read_header
 from hitsend.serve.children import Children, engine_settings
+from hitsend.serve.engine.layouts import converted_path
 from hitsend.serve.engine.models import ModelFile
 from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.serve.pools import adapters_of, build_pools, check_names
+from hitsend.serve.engine.tuned import Measured, Tuned, Way, tuned_file
+from hitsend.serve.engine.weights import laid_out
+from hitsend.serve.pools import _plan, adapters_of, build_pools, check_names, hold_layouts
 from hitsend.serve.supervisor import _supervise
 
 DEFAULT = WorkerConfig("main", "main.gguf", settings.EngineSettings())
@@ -78,6 +85,68 @@ async def test_a_model_that_cannot_be_meant_is_named(tmp_path, model, fields, co
     asked = tree(there, pooled(**({"name": "x", "model": model} | fields)), budget=10**6)
     with pytest.raises(ConfigError, match=complaint):
         await built(asked, tmp_path)
+
+
+async def test_a_model_has_the_layout_that_is_asked_for_it_or_for_all(tmp_path, model):
+    asked = tree(pooled("one", model, aliases=("a",)), pooled("two", model, layout="as-shipped"))
+    engine = msgspec.structs.replace(asked.engine, layout="q8_0")
+    found = await built(msgspec.structs.replace(asked, engine=engine), tmp_path)
+    one, two = (each.engine for each in found.models)
+    assert (one.facts.layout, two.facts.layout) == ("q8_0", "as-shipped")
+    # 256 values of four bytes become 8 blocks of 34; cells are those of the rest of the file
+    assert (one.facts.weights_bytes, two.facts.weights_bytes) == (8 * 34, 1024)
+    assert two.member.num_bytes - one.member.num_bytes == 1024 - 8 * 34
+
+
+async def test_a_layout_that_changes_nothing_names_the_model_that_it_was_asked_for(tmp_path, model):
+    with pytest.raises(ConfigError, match=r"^engines\[x\]\.layout: .*q4_0\+offsets changes nothing in this model"):
+        await built(tree(pooled("x", model, layout="q4_0+offsets")), tmp_path)
+
+
+def measured(models_dir, model, engine, *rows):
+    """As if `models tune` had been here."""
+    shipped = Measured(Way(), 200.0, {1: 80.0}, 0.0, 0.0, 2, 2, alone=90.0)
+    file = tuned_file(ModelFile(model, "m", "path"), models_dir, engine)
+    file.write_bytes(msgspec.json.encode(Tuned("m", "here", "b", 10.0, 48, (shipped, *rows))))
+
+
+FASTER = Measured(Way("q8_0"), 400.0, {1: 160.0}, 0.0, 0.0, 1, 1, gain=2.0)
+
+
+def test_auto_goes_by_what_was_measured_of_this_model(tmp_path, model):
+    asked = tree(pooled("one", model, layout="auto"), pooled("two", model, layout="auto", num_threads=1))
+    measured(tmp_path, model, asked.engine)
+    measured(tmp_path, model, msgspec.structs.replace(asked.engine, num_threads=1), FASTER)
+    one, two = (each.config for each in _plan(asked, tmp_path))
+    assert (one.model_path, one.settings.num_threads_alone) == (model, 1)
+    assert read_header(two.model_path).metadata["hitsend.layout"] == "q8_0"
+    assert two.settings.num_threads_alone == 0
+
+
+def test_tidying_for_one_model_leaves_the_copies_of_another(tmp_path, model):
+    asked = tree(pooled("one", model, layout="bf16"), pooled("two", model, layout="auto", num_threads=1))
+    auto = msgspec.structs.replace(asked.engine, layout="auto")
+    measured(tmp_path, model, auto)
+    measured(tmp_path, model, msgspec.structs.replace(auto, num_threads=1), FASTER)
+    targets = [converted_path(Path(model), tmp_path, recipe) for recipe in ("bf16", "q8_0", "q4_0")]
+    for target in targets:
+        target.write_bytes(b"GGUF")
+    hold_layouts(asked, tmp_path)
+    laid_out(ModelFile(model, "main", "path"), tmp_path, auto, lambda _: None)
+    assert [target.exists() for target in targets] == [True, True, False]
+
+
+def test_a_draft_model_and_what_needs_one_are_each_models_own(tmp_path, model):
+    shared = settings.EngineSettings(speculation="draft", draft_model="/none/such.gguf", snapshots=2)
+    asked = settings.Settings(
+        engine=shared, engines=(pooled("one", model), pooled("two", model, draft_model=model, speculation="draft"))
+    )
+    one, two = (each.config.settings for each in _plan(asked, tmp_path))
+    assert (one.speculation, one.draft_model, one.snapshots) == ("auto", None, None)
+    assert (two.speculation, two.draft_model) == ("draft", model)
+    missing = tree(pooled("x", model, draft_model="/none/such.gguf"))
+    with pytest.raises(ConfigError, match=r"^engines\[x\]\.draft_model: there is no file /none/such\.gguf"):
+        _plan(missing, tmp_path)
 
 
 async def test_what_always_stays_counts_also_where_another_engine_has_its_model_s_name(tmp_path, model):

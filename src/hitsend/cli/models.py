@@ -1,4 +1,4 @@
-"""`hitsend models`: the models that are here, and which layout of their weights suits this machine.
+"""`hitsend models`: the models that are here, which layout of their weights suits this machine, and converted copies.
 
 Enters: the flags of `serve`. Leaves: a table or JSON. Always true: what `tune` measured is kept in the data folder, and
 `hitsend serve --layout auto` does what it says here. Next: `serve/engine/tuned.py`.
@@ -17,6 +17,7 @@ from rich.table import Table
 from hitsend.cli import options
 from hitsend.core.errors import ConfigError
 from hitsend.serve.children import find_model, models_dir
+from hitsend.serve.engine.copies import copies, prune
 from hitsend.serve.engine.measure import WIDTHS
 from hitsend.serve.engine.models import BUNDLED, NO_MODEL, resolve
 from hitsend.serve.engine.tuned import BOUND_S, Measured, Tuned, Way, explained, remembered, tune
@@ -41,11 +42,35 @@ def list_models(
         print(msgspec.json.encode({"models": rows}).decode())
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("name", "from", "MB", "layout auto"):
+    for name in ("name", "from", "MB", "layout auto", "converted copies"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(row["name"], row["origin"], f"{row['num_bytes'] / 1e6:.0f}", row["auto"] or "not measured")
+        kept = ", ".join(f"{copy['layout']} {copy['num_bytes'] / 1e6:.0f} MB" for copy in row["copies"])
+        size = f"{row['num_bytes'] / 1e6:.0f}"
+        table.add_row(row["name"], row["origin"], size, row["auto"] or "not measured", kept)
     Console().print(table)
+
+
+@app.command("prune")
+def prune_copies(
+    every: Annotated[bool, typer.Option("--all", help="Also copies of files that are as they were.")] = False,
+    config: options.Config = None,
+    data: options.Data = None,
+    sets: options.Set = None,
+    as_json: options.Json = False,
+) -> None:
+    """Delete converted copies whose file has changed or is gone; never one that a server runs on."""
+    folder = models_dir(options.settings_from(config, sets, data=data).settings)
+    rows = [msgspec.to_builtins(copy) | {"is_deleted": is_deleted} for copy, is_deleted in prune(folder, every=every)]
+    if as_json:
+        print(msgspec.json.encode({"copies": rows}).decode())
+        return
+    for row in rows:
+        what = "deleted" if row["is_deleted"] else "kept, a server runs on it" if row["is_used"] else "can't be deleted"
+        words = f"{row['layout'] or Path(row['path']).name} of {row['source'] or 'an unknown file'} ({row['state']})"
+        print(f"{what}: {words}, {row['num_bytes'] / 1e6:.0f} MB")
+    freed = sum(row["num_bytes"] for row in rows if row["is_deleted"])
+    print(f"{sum(row['is_deleted'] for row in rows)} copies deleted, {freed / 1e6:.0f} MB")
 
 
 @app.command("tune")
@@ -125,7 +150,7 @@ def _name(way: Way, first: Way) -> str:
 
 def _models(settings: Settings) -> list[dict[str, Any]]:
     folder, engine = models_dir(settings), settings.engine
-    found = []
+    found, made = [], copies(folder)
     for name in (BUNDLED, *sorted(file.stem for file in folder.glob("*.gguf"))):
         try:
             model = resolve(name, folder)
@@ -134,7 +159,9 @@ def _models(settings: Settings) -> list[dict[str, Any]]:
         kept = remembered(model, folder, engine)
         auto = None if kept is None else kept.choice(engine.layout_max_loss, engine.num_slots).way.layout
         size = Path(model.path).stat().st_size
-        found.append({"name": model.name, "origin": model.origin, "path": model.path, "num_bytes": size, "auto": auto})
+        own = [msgspec.to_builtins(copy) for copy in made if copy.source == str(Path(model.path).resolve())]
+        row = {"name": model.name, "origin": model.origin, "path": model.path, "num_bytes": size}
+        found.append(row | {"auto": auto, "copies": own})
     return found
 
 

@@ -169,8 +169,10 @@ class Admitted(Event, frozen=True):
 class PrefixMatched(Event, frozen=True):
     """The prompt was looked up in the prefix cache, when the choice began.
 
-    The first `matched_tokens` of it are known there, `cached_tokens` of them were used: less where the rest is no
-    longer or not yet there, or has no checkpoint (models with recurrent layers), and always less than the whole prompt.
+    The first `matched_tokens` of it are known there, `cached_tokens` of them were used, always less than the whole
+    prompt. `limited_by` says why not more: `checkpoint` (a model with recurrent layers kept no state behind the rest),
+    `step` (what is left is shorter than `engine.prefix_cache_step`, or the last token), `place` (the rest is no longer
+    there, or not yet, or there was no room to bring it).
     `source`: `live` (cells left by a request that ended), `saved` (host memory), `disk`, `sibling` (cells of one that
     runs), or null. `differs_at`: the first position at which prompt and cache part, with the token on either side; the
     texts only when captured.
@@ -182,6 +184,7 @@ class PrefixMatched(Event, frozen=True):
     matched_tokens: int
     cached_tokens: int
     source: str | None = None
+    limited_by: str | None = None
     differs_at: int | None = None
     cached_token_id: int | None = None
     prompt_token_id: int | None = None

@@ -229,6 +229,14 @@ def _price(row: Record | None, kind: str) -> int:
     return int(price or 0)
 
 
+_LIMITS = {
+    "checkpoint": "the rest had no state to go on from (models with recurrent layers can't go back inside a run)",
+    "step": "the rest is less than a step (engine.prefix_cache_step) or the last token, which are computed anew",
+    "place": "the rest was no longer there, not yet computed, or had no room",
+}
+"""By `PrefixMatched.limited_by`."""
+
+
 def _cache(record: Record) -> str | None:
     """What the prefix cache did for it: the first choice computes the prompt."""
     matched = next((event for event in record["events"] if event["type"] == "prefix_matched"), None)
@@ -237,7 +245,10 @@ def _cache(record: Record) -> str | None:
     text = f"{matched['cached_tokens']} of {matched['prompt_tokens']} prompt tokens came from the cache"
     text += f" ({matched['source']})" if matched["source"] else ""
     if matched["matched_tokens"] > matched["cached_tokens"]:
-        text += f"; {matched['matched_tokens']} were known, the rest had no state to go on from"
+        why = _LIMITS.get(matched.get("limited_by") or "", "the rest could not be used")
+        text += f"; {matched['matched_tokens']} were known, {why}"
+    elif not matched["matched_tokens"]:
+        text += "; nothing of its tenant that is still there begins like it"
     if matched["differs_at"] is not None:
         was, now = (matched[f"{side}_text"] for side in ("cached", "prompt"))
         if was is None or now is None:

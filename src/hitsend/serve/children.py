@@ -25,8 +25,9 @@ from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.pooled import ModelPool
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.serve.engine.tuned import laid_out
-from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names
+from hitsend.serve.engine.unmet import check_settings, without_model
+from hitsend.serve.engine.weights import laid_out
+from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names, hold_layouts
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
 from hitsend.serve.usage.figures import Observer
 from hitsend.serve.usage.metrics import Metrics
@@ -112,6 +113,8 @@ class Shared:
 
 async def start_children(settings: Settings, clock: Clock, metrics: Metrics, stack: AsyncExitStack) -> Children:
     """Start them; `stack` stops them. Raises ConfigError."""
+    check_settings(settings.engine)
+    await asyncio.to_thread(hold_layouts, settings, models_dir(settings))
     found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_weights, settings)
     text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
     stack.push_async_callback(text.stop)
@@ -130,7 +133,17 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
     for part in starting:
         stack.push_async_callback(part.stop)
     await asyncio.gather(text.start(), *(part.start() for part in starting))
+    for line in without_model(settings.engine, has_pools=pools is not None):
+        logger.warning(line)
+    if engine is not None:
+        say_unmet(engine.facts.unmet)
     return children
+
+
+def say_unmet(lines: tuple[str, ...]) -> None:
+    """What the operator asked for and doesn't get."""
+    for line in lines:
+        logger.warning(line)
 
 
 def worker_config(settings: Settings, found: ModelFile) -> WorkerConfig:

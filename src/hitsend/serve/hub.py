@@ -21,7 +21,7 @@ from hitsend.core.clock import SystemClock
 from hitsend.serve.access.memory import MemoryQuota
 from hitsend.serve.access.shared import QuotaDesk
 from hitsend.serve.child import Child, ChildGone
-from hitsend.serve.children import engine_settings
+from hitsend.serve.children import engine_settings, say_unmet
 from hitsend.serve.database.connection import Database, database_url
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.embedder import Embedder
@@ -129,6 +129,7 @@ class Hub:
     async def start(self) -> None:
         """Load the models. Raises ConfigError or EngineUnavailable."""
         await asyncio.gather(self.engine.start(), *([self._embedding.start()] if self._embedding is not None else []))
+        say_unmet(self.engine.facts.unmet)
 
     @property
     def embedding_model(self) -> str | None:

@@ -7,6 +7,7 @@ and refused without its model being in memory. Next: `children.py`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,16 @@ from hitsend.serve.engine.pooled import ModelPool, PooledModel
 from hitsend.serve.engine.protocol import Engine, StepFigures
 from hitsend.serve.engine.sizing import Sized, sizes
 from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.engine.weights import hold_known, laid_out
 from hitsend.settings import AdapterSettings, EngineSettings, PooledSettings, Settings
+
+_log = logging.getLogger(__name__)
 
 OnStep = Callable[[StepFigures, str], None]
 """One step, and the engine's name."""
 
 _TAKEN = ("embedded", "embedder")
-_OWN = ("num_slots", "context", "kv_budget_bytes", "num_threads", "max_waiting")
+_OWN = ("num_slots", "context", "kv_budget_bytes", "num_threads", "layout", "max_waiting")
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,9 @@ async def build_pools(
     pool = ModelPool(Pool(settings.engine.memory_budget_bytes, settings.engine.aging_s), clock)
     if default is not None:
         pool.pin("embedded", found.pop(0).num_bytes)  # its engine's name, which no other can have
+    for one, sized in zip(planned, found, strict=True):
+        for line in sized.facts.unmet:
+            _log.warning("engines[%s]: %s", one.asked.name, line)
     local = [
         _build(settings, one, sized, pool, partial(_engine, settings, one, clock, on_step))
         for one, sized in zip(planned, found, strict=True)
@@ -116,17 +123,48 @@ def _plan(settings: Settings, models_dir: Path) -> list[_Planned]:
         if one.name in names or not one.name:
             raise ConfigError(f"engines.name: {one.name!r} is taken, or empty")
         names.add(one.name)
-        found = resolve(one.model, models_dir, where=f"engines[{one.name}].model")
+        own = _own(settings.engine, one, models_dir)
+        found = _laid_out(one, own, models_dir)
+        own = msgspec.structs.replace(own, num_threads_alone=own.num_threads_alone or found.num_threads_alone)
         served = one.aliases or (found.name,)
-        config = WorkerConfig(served[0], found.path, _own(settings.engine, one), adapters_of(settings, served))
+        config = WorkerConfig(served[0], found.weights_path, own, adapters_of(settings, served))
         planned.append(_Planned(one, found, served, config))
     return planned
 
 
-def _own(shared: EngineSettings, one: PooledSettings) -> EngineSettings:
-    """The `[engine]` section as this model has it."""
+def _own(shared: EngineSettings, one: PooledSettings, models_dir: Path) -> EngineSettings:
+    """The `[engine]` section as this model has it. Raises ConfigError."""
     given = {name: value for name in _OWN if (value := getattr(one, name)) is not None}
-    return msgspec.structs.replace(shared, model=one.model, alias=None, **given)
+    draft, shared_way = one.draft_model, shared.speculation
+    return msgspec.structs.replace(
+        shared,
+        model=one.model,
+        alias=None,
+        draft_model=draft and resolve(draft, models_dir, where=f"engines[{one.name}].draft_model").path,
+        # whoever drafts has the words of one model, and not every model has a head
+        speculation=one.speculation or ("auto" if shared_way in ("draft", "mtp") else shared_way),
+        snapshots=one.snapshots,
+        **given,
+    )
+
+
+def _found(one: PooledSettings, models_dir: Path) -> ModelFile:
+    return resolve(one.model, models_dir, where=f"engines[{one.name}].model")
+
+
+def _laid_out(one: PooledSettings, own: EngineSettings, models_dir: Path) -> ModelFile:
+    """The file, with its weights in the layout that was asked for. May take minutes. Raises ConfigError."""
+    try:
+        return laid_out(_found(one, models_dir), models_dir, own, _log.info)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("engine.layout:", f"engines[{one.name}].layout:", 1)) from error
+
+
+def hold_layouts(settings: Settings, models_dir: Path) -> None:
+    """Converted copies that they will run on stay, whatever is tidied up for another model. Raises ConfigError."""
+    for one in settings.engines:
+        if isinstance(one, PooledSettings):
+            hold_known(_found(one, models_dir), models_dir, _own(settings.engine, one, models_dir))
 
 
 def _check_adapters(settings: Settings, pooled: Sequence[str], default: WorkerConfig | None) -> None:
@@ -177,7 +215,7 @@ def _engine(
     name = one.asked.name
     return EmbeddedEngine(
         one.config.settings,
-        one.found.path,
+        one.config.model_path,
         clock,
         name=name,
         model=one.served[0],

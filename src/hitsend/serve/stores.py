@@ -55,10 +55,9 @@ async def open_stores(settings: Settings, clock: Clock, stack: AsyncExitStack) -
     """Open and start them; `stack` stops them. Raises ConfigError."""
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir), settings.usage)
     stack.push_async_callback(database.close)
-    if database.can_be_away:
-        watch = DatabaseWatch(database)
-        watch.start()
-        stack.push_async_callback(watch.stop)
+    watch = DatabaseWatch(database)
+    watch.start()
+    stack.push_async_callback(watch.stop)
     writer = Writer(database)
     writer.start()
     stack.push_async_callback(writer.stop)

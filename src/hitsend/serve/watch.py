@@ -100,6 +100,7 @@ class Watch:
         engine = {name: now[name] for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
         engine |= {"model": facts.model, "library": facts.library, "kv_mode": facts.kv_mode, "layout": facts.layout}
         engine |= {"speculation": facts.speculation, "speculation_reason": facts.speculation_reason}
+        engine |= {"unmet": facts.unmet}
         return engine | {"cells_per_slot": facts.cells_per_slot, "num_threads": facts.num_threads}
 
     def health(self) -> Health:
@@ -108,7 +109,10 @@ class Watch:
         Upstreams and models that come and go make no difference to readiness beside an embedded model; without one, at
         least one of them has to be ready.
         """
-        is_healthy, fault = True, self._stores.database.fault
+        database = self._stores.database
+        is_healthy, fault = True, database.fault
+        if fault is None and database.refusal is not None:
+            fault = f"the database takes no writes: {database.refusal}"
         if self._embedded is None:
             if not any(engine.state().is_ready for engine in self._stages.engines.values()):
                 fault = "no engine can be asked"

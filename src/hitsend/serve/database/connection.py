@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.database import sqlite
+from hitsend.serve.database.refused import Refusal, reason_of
 from hitsend.serve.database.sqlite import SqliteThread
 from hitsend.settings import UsageSettings
 
@@ -58,6 +59,7 @@ class Database:
         self.engine = engine
         self.fault: str | None = None
         """Why the last transaction could not be had, until one succeeds."""
+        self._refusal = Refusal()
         self._settings = settings
         self._is_remote = engine.dialect.name != "sqlite"
         self._limit_s = settings.connect_timeout_s + settings.command_timeout_s if self._is_remote else None
@@ -110,10 +112,25 @@ class Database:
         survive the death of this process, and of the database's). Raises what `work` raises, and DatabaseAway: then it
         is not known whether it was committed, if `work` had ended.
         """
-        if self._thread is not None:
-            return await self._thread.write(work, may_lag=may_lag)
-        async with self._watched(), self.engine.begin() as connection:
-            return await connection.run_sync(work)
+        try:
+            if self._thread is not None:
+                return await self._thread.write(work, may_lag=may_lag)
+            async with self._watched(), self.engine.begin() as connection:
+                return await connection.run_sync(work)
+        except DBAPIError as error:
+            if (reason := reason_of(error)) is not None:
+                self._refusal.met(reason, asyncio.get_running_loop().time())
+            raise
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the last write was refused, though the database is there, until `try_again` finds that it takes some."""
+        return self._refusal.reason
+
+    async def try_again(self) -> None:
+        """After a refusal: make a row and take it back. Raises as `write`."""
+        await self.write(_make_and_take_back)
+        self._refusal.ended()
 
     def write_at_once(self, statement: str, values: Sequence[Any]) -> bool | None:
         """One statement, made before this returns, without waiting: whether it wrote a row; it is as durable as what
@@ -246,6 +263,12 @@ async def _enter_wal(database: Database) -> None:
         if mode != "wal":
             logger.warning("SQLite has no WAL on this file system (journal_mode=%s): readers wait for writers", mode)
         return
+
+
+def _make_and_take_back(connection: Connection) -> None:
+    """An update to what is there would write nothing at all."""
+    connection.execute(text("INSERT INTO alembic_version (version_num) VALUES ('tried')"))
+    connection.execute(text("DELETE FROM alembic_version WHERE version_num = 'tried'"))
 
 
 def _version(connection: Connection) -> str | None:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from hitsend.core.errors import StorageFailed
 from hitsend.serve.database.connection import Database, DatabaseAway
+from hitsend.serve.database.refused import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,8 @@ class Writer:
                 break
             alone = left.popleft()
             if failure is not None:
-                logger.error("a write to the database failed twice", exc_info=failure)
+                if reason_of(failure) is None:  # else it was said, for all of them
+                    logger.error("a write to the database failed twice", exc_info=failure)
                 _give_up(alone, failure)
         if isinstance(error, DatabaseAway):
             self._give_up_all(left, error)

@@ -36,15 +36,20 @@ def gains_by_blas(header: GgufHeader) -> bool:
     return LAYOUT_KEY not in header.metadata and 2 * narrow > sum(tensor.num_bytes for tensor in layers)
 
 
+def check_blas(path: str | None, library: Library) -> None:
+    """Whether it could be loaded, if the weights gained by it. Raises ConfigError."""
+    if path is not None and library.is_packaged:
+        raise ConfigError("engine.blas: engine.libllama isn't set: a backend needs the library that it was made for")
+    if path is not None and not Path(path).is_file():
+        raise ConfigError(f"engine.blas: there is no file {path}")
+
+
 def with_blas(library: Library, path: str | None, header: GgufHeader) -> Library:
     """The library, with the backend in it where the model gains by it: to be asked before it is loaded. Raises
     ConfigError."""
+    check_blas(path, library)
     if path is None or not gains_by_blas(header):
         return library
-    if library.is_packaged:
-        raise ConfigError("engine.blas: engine.libllama isn't set: a backend needs the library that it was made for")
-    if not Path(path).is_file():
-        raise ConfigError(f"engine.blas: there is no file {path}")
     # An OpenBLAS that is older than the processor takes it for one with AVX2.
     if _CPUINFO.exists() and " avx512bw " in _CPUINFO.read_text("ascii", "replace"):
         set_default("OPENBLAS_CORETYPE", "SKYLAKEX")

@@ -3,10 +3,10 @@
     python -m hitsend.serve.engine.convert SOURCE TARGET RECIPE SHA256 [LIBLLAMA]
 
 Enters: a model file and a recipe. Leaves: the target, and a line on stdout now and then; exit code 1 with the reason
-on stderr. Always true: the source is judged by `gguf.py` before anything is written; its keys (words, template,
-sizes) are copied byte for byte and three are added that say what the file came from; no more than `PORTION_BYTES` of
-weights are in memory at once; the target is written beside its place and moved there when it is whole. Next:
-`layouts.py`.
+on stderr, or `NO_ROOM` where it isn't the file's fault but that of the folder. Always true: the source is judged by
+`gguf.py` before anything is written; its keys (words, template, sizes) are copied byte for byte and three are added
+that say what the file came from; no more than `PORTION_BYTES` of weights are in memory at once; the target is written
+beside its place and moved there when it is whole. Next: `layouts.py`.
 
     recipe     which matrices become what
     bf16       all of them BF16: most bytes, and activations aren't rounded to 8 bits
@@ -59,10 +59,17 @@ PORTION_BYTES = 64 * 1024 * 1024
 _LONG_BYTES = 1_000_000_000
 """Weights of which progress is worth more than one line."""
 
+NO_ROOM = 3
+"""Exit code where the target can't be written."""
+
 _MARGIN_BYTES = 64 * 1024 * 1024
 _STRING = 8
 _SMALL = ("norm", "_inp.", "ssm_", "conv", "nextn", "shexp_gate")
 _WIDE, _PRECISE = frozenset((F32, F16, BF16)), frozenset((BF16, Q8_0))
+
+
+class NoRoom(ConfigError):
+    """The target can't be written now; at another time it might be."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -144,7 +151,7 @@ def _whole(target: Path) -> Iterator[BinaryIO]:
             os.fsync(out.fileno())
         part.replace(target)
     except OSError as failure:
-        raise ConfigError(f"engine.layout: can't write {target}: {failure.strerror}") from failure
+        raise NoRoom(f"engine.layout: can't write {target}: {failure.strerror}") from failure
     finally:
         part.unlink(missing_ok=True)
 
@@ -152,7 +159,7 @@ def _whole(target: Path) -> Iterator[BinaryIO]:
 def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed + _MARGIN_BYTES > free:
-        raise ConfigError(
+        raise NoRoom(
             f"engine.layout: the converted file takes {needed} bytes and {_MARGIN_BYTES} shall stay free, "
             f"{folder} has room for {free}"
         )
@@ -241,7 +248,7 @@ def main(arguments: list[str]) -> int:
         convert(open_library(rest[0] if rest else None), source, Path(target), recipe, sha256)
     except ConfigError as failure:
         print(failure, file=sys.stderr)  # noqa: T201 (its parent reads it)
-        return 1
+        return NO_ROOM if isinstance(failure, NoRoom) else 1
     return 0
 
 

@@ -149,6 +149,7 @@ class EmbeddedGeneration:
                 matched_tokens=report.num_matched,
                 cached_tokens=report.num_usable,
                 source=report.source or None,
+                limited_by=report.limit or None,
                 differs_at=report.position,
                 cached_token_id=report.known_token_id,
                 prompt_token_id=report.token_id,

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hitsend.core.errors import ConfigError
+from hitsend.serve.engine.convert import NO_ROOM, NoRoom
 from hitsend.serve.engine.offsets import offsets_path
 
 AS_SHIPPED = "as-shipped"
@@ -84,7 +85,11 @@ def hold(source: Path, models_dir: Path, recipe: str) -> None:
 
 def converted_path(source: Path, models_dir: Path, recipe: str) -> Path:
     """Where the converted copy of this source is, or would be. Reads the source once, to know its SHA-256."""
-    sha256 = sha256_of(source, layouts_dir(models_dir))
+    return path_of(sha256_of(source, layouts_dir(models_dir)), models_dir, recipe)
+
+
+def path_of(sha256: str, models_dir: Path, recipe: str) -> Path:
+    """The same, of the file with these bytes."""
     name = hashlib.sha256(f"{sha256} {recipe} {_EDITION}".encode()).hexdigest()[:32]
     return layouts_dir(models_dir) / f"{name}.gguf"
 
@@ -119,9 +124,13 @@ def _clear(target: Path) -> None:
 
 def discard(source: Path, models_dir: Path, recipe: str) -> None:
     """Delete the converted copy, or what there is of it, where nobody runs on it or makes it."""
-    target = converted_path(source, models_dir, recipe)
+    delete_unused(converted_path(source, models_dir, recipe))
+
+
+def delete_unused(target: Path) -> bool:
+    """The same, of this copy; False where somebody does, or it can't be deleted."""
     if not any(target.parent.glob(f"{target.stem}.*")):
-        return
+        return True
     use, gate = target.with_suffix(".use"), target.with_suffix(".lock")
     with contextlib.suppress(OSError), use.open("ab") as used, gate.open("ab") as made:
         for lock in (used, made):
@@ -129,6 +138,18 @@ def discard(source: Path, models_dir: Path, recipe: str) -> None:
         _clear(target)
         target.unlink(missing_ok=True)
         offsets_path(target).unlink(missing_ok=True)
+        return True
+    return False
+
+
+def is_used(target: Path) -> bool:
+    """Whether some process runs on this copy."""
+    with contextlib.suppress(OSError), target.with_suffix(".use").open("rb") as used:
+        try:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _run(words: list[str], say: Say) -> None:
@@ -148,7 +169,8 @@ def _run(words: list[str], say: Say) -> None:
         said = child.stderr.read().strip().splitlines()
     if child.returncode != 0:
         why = said[-1] if said else f"its process ended with {child.returncode}"
-        raise ConfigError(why if why.startswith("engine.") else f"engine.layout: {words[0]} can't be converted: {why}")
+        kind = NoRoom if child.returncode == NO_ROOM else ConfigError
+        raise kind(why if why.startswith("engine.") else f"engine.layout: {words[0]} can't be converted: {why}")
 
 
 def sha256_of(file: Path, folder: Path) -> str:
@@ -160,19 +182,38 @@ def sha256_of(file: Path, folder: Path) -> str:
 
 def _sha256_of(file: Path, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    stat, known_file = file.stat(), folder / _KNOWN
-    mark = f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    try:
-        known = dict(json.loads(known_file.read_bytes()))
-    except (OSError, ValueError):
-        known = {}
-    if not isinstance(known.get(mark), str):
+    mark, known = mark_of(file), known_files(folder)
+    if mark not in known:
         digest = hashlib.sha256()
         with file.open("rb") as opened:
             while chunk := opened.read(_CHUNK_BYTES):
                 digest.update(chunk)
         known[mark] = digest.hexdigest()
-        part = folder / f"{_KNOWN}.{os.getpid()}-{threading.get_ident()}.part"
+        with contextlib.suppress(OSError):  # a full disk: then it is read again the next time
+            know_files(folder, known)
+    return known[mark]
+
+
+def mark_of(file: Path) -> str:
+    """What tells whether a file is as it was: its place, its size, its time."""
+    stat = file.stat()
+    return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def known_files(folder: Path) -> dict[str, str]:
+    """SHA-256 by mark, of what was read before."""
+    try:
+        known = dict(json.loads((folder / _KNOWN).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {mark: sha256 for mark, sha256 in known.items() if isinstance(sha256, str)}
+
+
+def know_files(folder: Path, known: dict[str, str]) -> None:
+    """Remember them, all at once. Raises OSError."""
+    part = folder / f"{_KNOWN}.{os.getpid()}-{threading.get_ident()}.part"
+    try:
         part.write_text(json.dumps(known), encoding="utf-8")
-        part.replace(known_file)
-    return str(known[mark])
+        part.replace(folder / _KNOWN)
+    finally:
+        part.unlink(missing_ok=True)

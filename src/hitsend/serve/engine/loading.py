@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError
-from hitsend.gguf import read_header
+from hitsend.gguf import GgufHeader, read_header
 from hitsend.serve.engine.adapters import Adapters
 from hitsend.serve.engine.blas import with_blas
 from hitsend.serve.engine.grammar import Compiler
@@ -20,9 +20,10 @@ from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import UNKNOWN, open_library
 from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.offsets import LAYOUT_KEY, offsets_bytes
-from hitsend.serve.engine.shape import memory_shape, plan_cells
-from hitsend.serve.engine.speculating import way_to_speculate, why_no_head
+from hitsend.serve.engine.shape import CellPlan, MemoryShape, memory_shape, plan_cells
+from hitsend.serve.engine.speculating import check_head, way_to_speculate, why_no_head
 from hitsend.serve.engine.startup import WorkerConfig
+from hitsend.serve.engine.unmet import Known, check_settings, undrafted, unmet
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.serve.loop.pace import BLAS_PIECE, PIECE
@@ -33,10 +34,9 @@ from hitsend.settings import EngineSettings
 def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts, Compiler]:
     """Judge the file, load it, make room for its sequences, warm up. Raises ConfigError."""
     settings, path = config.settings, config.model_path
-    header = read_header(path)
-    shape = memory_shape(header, settings.kv_type)
-    plan = plan_cells(shape, settings)
+    header, shape, plan = judged(config)
     library = with_blas(open_library(settings.libllama), settings.blas, header)
+    check_head(header, library, settings)
     no_head = why_no_head(header, library, settings)
     model = LoadedModel(library, path, loads_head=not no_head)
     if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
@@ -78,8 +78,17 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         kv_type=settings.kv_type,
         speculation=speculation,
         speculation_reason=why_not,
+        unmet=(*unmet(settings, Known(header, shape, plan, num_cores())), *undrafted(settings, why_not)),
     )
     return decoder, facts, compiler_for(model)
+
+
+def judged(config: WorkerConfig) -> tuple[GgufHeader, MemoryShape, CellPlan]:
+    """What the file says of itself, and how the memory is divided. Raises ConfigError."""
+    check_settings(config.settings)
+    header = read_header(config.model_path)
+    shape = memory_shape(header, config.settings.kv_type)
+    return header, shape, plan_cells(shape, config.settings)
 
 
 def limits_of(settings: EngineSettings, *, has_blas: bool) -> LoopLimits:

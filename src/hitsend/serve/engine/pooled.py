@@ -365,6 +365,7 @@ def _shown(engine: PooledEngine) -> dict[str, Any]:
         "waiting": now.waiting,
         "cells_used": now.cells_used,
         "memory_bytes": member.num_bytes,
+        "layout": engine.facts.layout,
         "loads_total": engine.num_loads,
         "progress_age_s": now.progress_age_s,
         "check": now.check,

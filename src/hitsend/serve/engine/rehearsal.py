@@ -27,6 +27,7 @@ from hitsend.serve.engine.llama_decoder import LlamaDecoder
 from hitsend.serve.engine.loading import compiler_for, num_cores
 from hitsend.serve.engine.offsets import offsets_bytes
 from hitsend.serve.engine.shape import CellPlan, head_bytes, memory_shape, num_states
+from hitsend.serve.engine.speculating import check_words
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.settings import EngineSettings
@@ -104,7 +105,11 @@ def predicted(config: WorkerConfig, plan: CellPlan, library: Library) -> Memory:
         return memory
     compute, repacked = sum(each.compute for each in found), sum(each.repacked for each in found)
     compute += blas_bytes(settings.blas, header, plan.num_slots)
-    return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=resident_bytes() - _OWN_BYTES)
+    process = resident_bytes() - _OWN_BYTES
+    if len(models) > 1:  # last: it takes memory
+        own, draft = (LoadedModel(library, path, vocab_only=True).vocabulary.token_bytes() for path, _, _ in models)
+        check_words(models[1][0], draft, own, config.name)
+    return msgspec.structs.replace(memory, compute=compute, repacked=repacked, process=process)
 
 
 def resident_bytes() -> int:

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 import msgspec
 
 from hitsend.core.errors import ConfigError, EngineUnavailable
-from hitsend.gguf import read_header
 from hitsend.serve.child import Child, ChildExit, ChildGone
+from hitsend.serve.engine.blas import check_blas
+from hitsend.serve.engine.layouts import AS_SHIPPED
 from hitsend.serve.engine.libllama import die_with_parent, open_library
-from hitsend.serve.engine.loading import num_cores
-from hitsend.serve.engine.offsets import offsets_bytes
+from hitsend.serve.engine.loading import judged, num_cores
+from hitsend.serve.engine.offsets import LAYOUT_KEY, offsets_bytes
 from hitsend.serve.engine.rehearsal import Memory, predicted
-from hitsend.serve.engine.shape import memory_shape, plan_cells
+from hitsend.serve.engine.speculating import check_head
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, config_decoder, encode
+from hitsend.serve.engine.unmet import Known, unmet
 from hitsend.serve.loop.messages import EngineFacts
 from hitsend.serve.parent import ParentLine
 
@@ -49,10 +51,10 @@ _answers = msgspec.msgpack.Decoder(Sized | LoadFailed)
 def size(config: WorkerConfig) -> Sized:
     """Read the headers and divide the budget. Raises ConfigError."""
     settings = config.settings
-    header = read_header(config.model_path)
-    shape = memory_shape(header, settings.kv_type)
-    plan = plan_cells(shape, settings)
+    header, shape, plan = judged(config)
     library = open_library(settings.libllama)
+    check_blas(settings.blas, library)
+    check_head(header, library, settings)
     offsets = offsets_bytes(config.model_path, header)
     facts = EngineFacts(
         model=config.name,
@@ -70,7 +72,9 @@ def size(config: WorkerConfig) -> Sized:
         num_threads=settings.num_threads or num_cores(),
         is_hybrid=shape.num_attention_layers < shape.num_layers,
         adapters=tuple(sorted(file.name for file in config.adapters)),
+        layout=str(header.metadata.get(LAYOUT_KEY, AS_SHIPPED)),
         kv_type=settings.kv_type,
+        unmet=unmet(settings, Known(header, shape, plan, num_cores())),
     )
     return Sized(facts, predicted(config, plan, library))
 

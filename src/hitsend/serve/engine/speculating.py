@@ -5,6 +5,8 @@ Enters: settings and a decoder that holds nothing yet. Leaves: the way to guess,
 head that was asked for and can't work is a ConfigError with a reason. Next: `../loop/verify.py`.
 """
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +24,8 @@ from hitsend.serve.engine.vocabulary import LoadedModel
 from hitsend.serve.loop.decoder import Batch
 from hitsend.serve.loop.draft_model import DraftModel
 from hitsend.serve.loop.messages import EngineFacts
-from hitsend.serve.loop.own_head import BOLD_CHANCE, Head, Likelier, OwnHead
-from hitsend.serve.loop.speculate import KnownCosts, StepCosts, draft_lengths
+from hitsend.serve.loop.own_head import BOLD_CHANCE, Likelier, OwnHead
+from hitsend.serve.loop.speculate import LENGTHS, KnownCosts, StepCosts, draft_lengths
 from hitsend.serve.loop.trust import FIRST_CHANCE
 from hitsend.serve.loop.verify import GoingBack, PromptLookup, Proposer, Speculator
 from hitsend.settings import EngineSettings
@@ -31,8 +33,17 @@ from hitsend.settings import EngineSettings
 _SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 """What a token more may be found to cost, as a share of a pass of one token. Less than the first changes little."""
 
+SURE = 0.99
+"""How often a good draft model is right at best."""
+
+Seconds = Callable[[int, int], float]
+"""What guesses take: of so many sequences, so many tokens each."""
+
 _LAST = 2
 """The position up to which tokens are kept when going back is tried."""
+
+LEAST_ROOM = _LAST + 1
+"""Tokens of a step and of a sequence without which that can't be tried."""
 
 _TRIED, _TRIES = 7, 6
 """Tokens more, and how often both lengths are tried: a third of a second with the bundled model on two cores."""
@@ -45,14 +56,13 @@ def way_to_speculate(decoder: LlamaDecoder, settings: EngineSettings, no_head: s
     name and can't be gone.
     """
     asked = settings.speculation
-    if asked == "draft" and settings.draft_model is None:
-        raise ConfigError("engine.speculation: draft needs engine.draft_model to say with which model")
-    if asked == "mtp" and no_head:
-        raise ConfigError(f"engine.speculation: mtp needs the model's own head, but {no_head}")
     if asked == "off":
         return "off", ""
     if not takes_back(decoder):
+        room = min(decoder.cells_per_slot, decoder.max_batch_tokens)
         reason = "the model keeps one state per sequence and can't take tokens back"
+        if room < LEAST_ROOM:
+            reason = f"steps have room for {room} tokens (engine.step_tokens), needed are {LEAST_ROOM}"
         if asked != "auto":
             raise ConfigError(f"engine.speculation: {asked} needs wrong guesses to be taken back, but {reason}")
         return "off", reason
@@ -68,7 +78,7 @@ def takes_back(decoder: LlamaDecoder) -> bool:
     believed.
     """
     logits: list[NDArray[np.float32]] = []
-    if min(decoder.cells_per_slot, decoder.max_batch_tokens) < _LAST + 1:
+    if min(decoder.cells_per_slot, decoder.max_batch_tokens) < LEAST_ROOM:
         return False
     try:
         for tokens in ((1, 1), (1, 2)):
@@ -120,27 +130,40 @@ def speculator_for(
     back = going_back(decoder)
     if facts.speculation == "draft":
         drafting = _draft_decoder(decoder, facts, settings, clock)
-        return Speculator(DraftModel(drafting, clock, drafting.warm_up()), going_back=back), facts
+        drafter = DraftModel(drafting, clock, drafting.warm_up())
+        if not can_pay(drafter.seconds, SURE, costs := measured(decoder, clock), back, most=LENGTHS[-1]):
+            facts = _doubted(facts, f"engine.draft_model is {settings.draft_model}", drafter.seconds, costs)
+        return Speculator(drafter, going_back=back), facts
     alone = measured(decoder, clock)
     ways: list[Proposer] = [PromptLookup()] if "prompt_lookup" in facts.speculation else []
     if "mtp" in facts.speculation:
         head = MtpHead(decoder.model, decoder.context, decoder.plan, num_threads=facts.num_threads)
         head.measure(clock)
         chance = BOLD_CHANCE if back.is_again else FIRST_CHANCE
-        if ways and not can_pay(head, chance, alone, back):
+        pays = can_pay(head.seconds, chance, alone, back)
+        if ways and not pays:
             head.close()
             reason = "the model's MTP head is too slow here, beside the model itself, to save time"
             facts = msgspec.structs.replace(facts, speculation="prompt_lookup", speculation_reason=reason)
         else:
+            if not pays:
+                facts = _doubted(facts, "engine.speculation is mtp", head.seconds, alone)
             decoder.head = head
             ways.append(OwnHead(head, chance))
     proposer = ways[0] if len(ways) == 1 else Likelier(ways)
     return Speculator(proposer, alone=alone, going_back=back), facts
 
 
-def can_pay(head: Head, chance: float, costs: StepCosts, back: GoingBack) -> bool:
-    """Whether a sequence that is alone would ever be guessed for, if so many first guesses (of one token) are right."""
-    return any(draft_lengths([chance], [1], costs, head.seconds, is_again=back.is_again))
+def can_pay(seconds: Seconds, chance: float, costs: StepCosts, back: GoingBack, *, most: int = 1) -> bool:
+    """Whether a sequence that is alone would ever be guessed for, if guesses (of `most` tokens) are right so often."""
+    return any(draft_lengths([chance], [most], costs, seconds, is_again=back.is_again))
+
+
+def _doubted(facts: EngineFacts, what: str, seconds: Seconds, costs: StepCosts) -> EngineFacts:
+    """Who was asked for by name stays, and it is said what to expect."""
+    guess_ms, token_ms = 1e3 * seconds(1, 1), 1e3 * costs.seconds(1, 1)
+    why = f"a guess took {guess_ms:.1f} ms just now, a token of the model {token_ms:.1f}: too slow to save time alone"
+    return msgspec.structs.replace(facts, speculation_reason=why, unmet=(*facts.unmet, f"{what}: {why}"))
 
 
 def going_back(decoder: LlamaDecoder) -> GoingBack:
@@ -159,16 +182,28 @@ def why_no_head(header: GgufHeader, library: Library, settings: EngineSettings) 
     return f"{library.name} lacks {lacking}, without which MTP heads can't run" if lacking else ""
 
 
+def check_words(path: str, words: tuple[bytes, ...], expected: tuple[bytes, ...], model: str) -> None:
+    """Raises ConfigError where a draft model has other words than the model that it guesses for."""
+    if words != expected:
+        raise ConfigError(
+            f"engine.draft_model: {path} has another vocabulary ({len(words)} tokens) than "
+            f"{model} ({len(expected)} tokens); every token has to mean the same in both"
+        )
+
+
+def check_head(header: GgufHeader, library: Library, settings: EngineSettings) -> None:
+    """To be asked before it is loaded. Raises ConfigError where a head was asked for by name and there is none."""
+    no_head = why_no_head(header, library, settings)
+    if settings.speculation == "mtp" and no_head:
+        raise ConfigError(f"engine.speculation: mtp needs the model's own head, but {no_head}")
+
+
 def _draft_decoder(decoder: LlamaDecoder, facts: EngineFacts, settings: EngineSettings, clock: Clock) -> LlamaDecoder:
     path = settings.draft_model or ""
     header = read_header(path)
     memory_shape(header)
     model = LoadedModel(decoder.model.library, path)
-    if model.vocabulary.token_bytes() != decoder.token_bytes:
-        raise ConfigError(
-            f"engine.draft_model: {path} has another vocabulary ({model.vocabulary.num_tokens} tokens) than "
-            f"{facts.model} ({decoder.vocab_size} tokens); every token has to mean the same in both"
-        )
+    check_words(path, model.vocabulary.token_bytes(), decoder.token_bytes, facts.model)
     drafting = LlamaDecoder(
         model,
         decoder.plan,

@@ -273,15 +273,10 @@ def _be_nice() -> None:
 
 
 def spill_folder(settings: EngineSettings, facts: EngineFacts) -> SpillFolder | None:
-    """As the settings want it. Raises ConfigError."""
-    folder, size = settings.prefix_cache_dir, settings.prefix_cache_disk_bytes
-    if folder is None and not size:
+    """As the settings want it, which are judged. Raises ConfigError."""
+    folder = settings.prefix_cache_dir
+    if folder is None:
         return None
-    if folder is None or not size or not settings.prefix_cache_bytes:
-        raise ConfigError(
-            "engine.prefix_cache_dir and engine.prefix_cache_disk_bytes go together, and with prefix_cache_bytes: "
-            f"they are {folder!r}, {size} and {settings.prefix_cache_bytes}"
-        )
     return SpillFolder(Path(folder), msgspec.msgpack.encode(msgspec.structs.replace(facts, cache_secret="")))
 
 

@@ -4,7 +4,7 @@ Enters: a model file and settings. Leaves: a `Tuned` (measured, or from an earli
 choice is a layout whose loss of perplexity plus its standard error is within the bound and whose gain is at least
 `LEAST_GAIN`, the smallest of those that are nearly as fast as the fastest, else as shipped; a result counts for the
 same machine, file, build and settings only; measuring happens in child processes, each way in turn and all of them
-again, so that a slow moment makes no gain. Next: `measure.py`.
+again, so that a slow moment makes no gain. Next: `weights.py`.
 """
 
 import hashlib
@@ -21,13 +21,12 @@ import msgspec
 
 from hitsend.core.clock import Clock, SystemClock
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.convert import RECIPES
+from hitsend.serve.engine.convert import RECIPES, NoRoom
 from hitsend.serve.engine.layouts import (
     AS_SHIPPED,
     Say,
     converted,
     discard,
-    hold,
     layouts_dir,
     measuring_alone,
     sha256_of,
@@ -189,16 +188,17 @@ def tune(
 ) -> Tuned:
     """Measure and remember. Takes minutes, at most about `bound_s` after converting. Raises ConfigError."""
     with measuring_alone(models_dir, say):
-        return _tune(found, models_dir, settings, Patience(say, clock, bound_s), is_quick=is_quick, say=say)
+        return tuned_now(found, models_dir, settings, Patience(say, clock, bound_s), is_quick=is_quick, say=say)
 
 
-def _tune(
+def tuned_now(
     found: ModelFile, models_dir: Path, settings: EngineSettings, patience: Patience, *, is_quick: bool, say: Say
 ) -> Tuned:
+    """The same, for whoever measures alone already."""
     source, threads = Path(found.path), settings.num_threads or num_cores()
     if os.getloadavg()[0] > _BUSY * num_cores():
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
-    files = _files(source, models_dir, settings, say)
+    files, is_whole = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
     speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5)
     losses = _losses(ways, files, settings, patience, speeds, is_quick=is_quick)
@@ -210,8 +210,11 @@ def _tune(
     perplexity = math.exp(statistics.fmean(losses[ways[0]]))
     build = " + ".join(_build(settings))
     result = Tuned(found.name, machine(), build, perplexity, len(losses[ways[0]]), tuple(rows))
-    _tidy(result, source, models_dir, settings)  # first: it makes room
-    remember(result, tuned_file(found, models_dir, settings), say)
+    tidy(result, source, models_dir, settings)  # first: it makes room
+    if is_whole:
+        remember(result, tuned_file(found, models_dir, settings), say)
+    else:
+        say("what was measured is not remembered: for some layouts there was no room")
     return result
 
 
@@ -265,37 +268,6 @@ def _losses(
     return losses
 
 
-def laid_out(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> ModelFile:
-    """The model with the weights that `engine.layout` asks for. May take minutes. Raises ConfigError."""
-    layout: str = settings.layout
-    if layout == AS_SHIPPED:
-        return found
-    if layout == "auto":
-        result = _measured_once(found, models_dir, settings, say)
-        chosen = result.choice(settings.layout_max_loss, settings.num_slots)
-        say(f"layout auto: {explained(result, settings.layout_max_loss, settings.num_slots)}")
-        layout, found = chosen.way.layout, msgspec.structs.replace(found, num_threads_alone=chosen.num_threads_alone)
-        if layout == AS_SHIPPED:
-            return found
-    hold(Path(found.path), models_dir, layout)
-    weights = converted(Path(found.path), models_dir, layout, libllama=settings.libllama, say=say)
-    say(f"layout {layout}: weights of {found.name} from {weights}")
-    return msgspec.structs.replace(found, weights=str(weights))
-
-
-def _measured_once(found: ModelFile, models_dir: Path, settings: EngineSettings, say: Say) -> Tuned:
-    """Of several starts at the same time one measures, the others wait for it; what a killed one left goes."""
-    result = remembered(found, models_dir, settings)
-    with measuring_alone(models_dir, say if result is None else None) as is_alone:
-        result = result or remembered(found, models_dir, settings)
-        if result is None:
-            say(f"layout auto: measuring {found.name} on this machine once (`hitsend models tune` measures longer)")
-            return _tune(found, models_dir, settings, Patience(say, SystemClock(), BOUND_S), is_quick=True, say=say)
-        if is_alone:
-            _tidy(result, Path(found.path), models_dir, settings)
-        return result
-
-
 def explained(result: Tuned, bound: float, num_slots: int = max(WIDTHS)) -> str:
     """What is chosen and why, for the log."""
     chosen = result.choice(bound, num_slots)
@@ -333,15 +305,19 @@ def machine() -> str:
     return f"{name}, {num_cores()} cores"
 
 
-def _files(source: Path, models_dir: Path, settings: EngineSettings, say: Say) -> dict[str, Path]:
-    """By layout; those that change nothing in this model are left out."""
-    files = {AS_SHIPPED: source}
+def _files(source: Path, models_dir: Path, settings: EngineSettings, say: Say) -> tuple[dict[str, Path], bool]:
+    """By layout, without those that change nothing in this model; and whether there was room for all. Raises NoRoom
+    where there was for none."""
+    files, lacking = {AS_SHIPPED: source}, []
     for recipe in RECIPES:
         try:
             files[recipe] = converted(source, models_dir, recipe, libllama=settings.libllama, say=say)
         except ConfigError as failure:
             say(f"layout {recipe}: left out: {failure}")
-    return files
+            lacking += [failure] if isinstance(failure, NoRoom) else []
+    if lacking and len(files) == 1:
+        raise lacking[0]
+    return files, not lacking
 
 
 def _ways(layouts: tuple[str, ...], threads: int, kv_type: str, *, is_quick: bool) -> list[Way]:
@@ -392,7 +368,7 @@ def loss_of(losses: tuple[float, ...], base: tuple[float, ...]) -> tuple[float, 
     return loss, (1 + loss) * error
 
 
-def _tidy(result: Tuned, source: Path, models_dir: Path, settings: EngineSettings) -> None:
+def tidy(result: Tuned, source: Path, models_dir: Path, settings: EngineSettings) -> None:
     """Only the chosen copy stays."""
     chosen = result.choice(settings.layout_max_loss, settings.num_slots).way.layout
     for recipe in RECIPES:

@@ -75,6 +75,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     models (0 for pure attention). `cache_secret` is drawn by each child: salts of its prefix cache are made with it.
     `library` names the libllama build. `layout` is that of the weights that were loaded. `speculation` is where guesses
     come from (`off`: there are none; `speculation_reason` says why not, where that wasn't asked for).
+    `unmet`: settings that have no effect, or another than they say.
     """
 
     model: str
@@ -98,6 +99,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     kv_type: str = "f16"
     speculation: str = "off"
     speculation_reason: str = ""
+    unmet: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -132,7 +134,8 @@ class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
     used.
 
     `source`: live (cells that somebody left), saved (host memory), disk, sibling (cells of somebody who runs), or ""
-    for none. Where known and own tokens part: `position`, and the token on either side.
+    for none. `limit`: why not more (`PrefixMatched.limited_by`). Where known and own tokens part: `position`, and the
+    token on either side.
     """
 
     request_id: str
@@ -141,6 +144,7 @@ class WasMatched(msgspec.Struct, frozen=True, tag="matched"):
     num_matched: int
     num_usable: int
     source: str = ""
+    limit: str = ""
     position: int | None = None
     known_token_id: int | None = None
     token_id: int | None = None

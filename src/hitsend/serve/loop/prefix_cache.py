@@ -116,6 +116,15 @@ class CacheRules(msgspec.Struct, frozen=True):
     takes_inexact: bool
     max_disk_bytes: int = 0
 
+    def limit_of(self, num_matched: int, num_used: int, num_prompt_tokens: int) -> str:
+        """Why no more of what is known was used, as `PrefixMatched.limited_by` has it; empty: all of it was."""
+        if num_used >= num_matched:
+            return ""
+        if self.is_whole:
+            return "checkpoint"
+        most = min(num_matched, num_prompt_tokens - 1) // self.step * self.step
+        return "step" if num_used >= most else "place"
+
 
 class PrefixCache:
     """The trees, and the books over their bytes. Whoever calls moves the cells."""

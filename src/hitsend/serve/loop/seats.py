@@ -302,20 +302,11 @@ class Seats:
             return
         count = source.num_tokens if source is not None else 0
         sequence.num_cached_tokens = min(count, sequence.num_prompt_tokens)
-        where = found.difference
-        self._reports.append(
-            WasMatched(
-                sequence.request_id,
-                sequence.choice,
-                at,
-                num_matched=found.num_matched,
-                num_usable=count,
-                source=kind,
-                position=where.position if where is not None else None,
-                known_token_id=where.known_token_id if where is not None else None,
-                token_id=where.token_id if where is not None else None,
-            )
-        )
+        assert self.cache is not None
+        limit = self.cache.rules.limit_of(found.num_matched, count, sequence.num_prompt_tokens)
+        where = found.difference or (None, None, None)
+        matched = (found.num_matched, count, kind, limit)
+        self._reports.append(WasMatched(sequence.request_id, sequence.choice, at, *matched, *where))
 
     def _take_empty(self, num_cells: int, source: Entry | None, at: float) -> int:
         if self.cache is None:
