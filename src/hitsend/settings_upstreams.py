@@ -77,8 +77,8 @@ class UpstreamBase(Section, frozen=True):
     retry_share: Share = 0.1
     """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
     hedge_after_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Silence before an answer's first byte after which another of `base_urls` is asked the same too, as far as
-    `retry_share` goes; who speaks first answers, the other is left. 0: never."""
+    """Silence before an answer's first word after which another of `base_urls` is asked the same too, as far as
+    `retry_share` goes; who speaks first answers, the other is left, its cost the operator's. 0: never."""
     breaker_failures: Positive = 5
     """Failures in a row that open the circuit breaker."""
     breaker_share: Share = 0.5

@@ -95,3 +95,22 @@ async def test_an_engine_that_cannot_be_told_hears_nothing_of_the_clients_wish_e
     assert status == 200
     assert "reasoning_effort" not in gate.a.calls[0].body
     assert any("can't be told" in one for one in body["hitsend"]["warnings"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_in_place_of_an_answers_first_word_goes_to_the_next_and_the_last_ones_is_a_status(
+    routed, stream
+):
+    async def script(call):
+        await call.start()
+        await call.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        await call.event({"error": {"code": 429, "message": "SECRET"}})
+
+    async with routed() as gate:
+        gate.a.script = script
+        status, _, record = await gate.asked("r1", stream=stream)
+        assert (status, record["ledger"]["model"], record["ledger"]["completion_tokens"]) == (200, "b", 3)
+        assert [row["request_id"] for row in await gate.rows()] == ["r1"], "the first one did no work"
+        gate.b.script = script
+        status, body, record = await gate.asked("r2", stream=stream)
+        assert (status, body["error"]["code"], record["ledger"]["cost_microusd"]) == (429, "rate_limit_exceeded", 0)

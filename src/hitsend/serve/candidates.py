@@ -113,7 +113,7 @@ def refusal(request: Request, stages: Stages) -> InvalidRequest | ContextLengthE
 
 def able_request(request: Request, route: RouteSettings, model: str, stages: Stages) -> Request:
     """The request as that model gets it: its name, and the route's will about thoughts where the model can be told."""
-    changed = msgspec.structs.replace(request, model=model)
+    changed = msgspec.structs.replace(request, model=model, route=route.model)
     if route.thinking == "leave":
         return changed
     if route.thinking == "off" or request.reasoning_effort in _QUIET:  # what says otherwise goes nowhere
