@@ -70,7 +70,7 @@ class UpstreamBase(Section, frozen=True):
     """The tokenizer.json of the checkpoint that it serves, or the folder with it, tokenizer_config.json and perhaps
     chat_template.jinja: prompts are counted here by it. Needs the package tokenizers."""
     max_concurrent: Positive = 256
-    """Requests that run there at once; one more is refused with `server_overloaded`."""
+    """Requests that run there at once, from each gateway process; one more is refused with `server_overloaded`."""
     connect_timeout_s: Seconds = 5.0
     stall_timeout_s: Seconds = 120.0
     """Longest silence, before the first byte as well as between two."""
