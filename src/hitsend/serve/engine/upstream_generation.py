@@ -6,6 +6,7 @@ every choice did is an error, never a stop; closing it closes its connection at 
 breaker is told once per attempt how it went. Next: `openai_wire.py`.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ from hitsend.serve.engine.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
     from hitsend.serve.engine.openai import OpenAIEngine
+
+
+LATE_BILL_S = 0.1
+"""How long a bill is waited for behind the end of an answer that had none."""
 
 
 class _Try:
@@ -268,6 +273,10 @@ class OpenAIGeneration:
             self._ticket = other.enter()
 
     async def _read(self, answer: UpstreamAnswer) -> None:
+        if self._reader.is_done:
+            await self._read_bill(answer)
+            self._end("ok")
+            return
         try:
             data = await answer.read(is_patient=self._merges and self._has_first)
         except LineFailed as failure:
@@ -276,6 +285,16 @@ class OpenAIGeneration:
         self._num_bytes += len(data)
         self._took(self._reader.feed(data or ending(answer)), is_at_end=not data)
 
+    async def _read_bill(self, answer: UpstreamAnswer) -> None:
+        """Behind [DONE], where some write it. An answer that ends is waited for no longer."""
+        try:
+            async with asyncio.timeout(LATE_BILL_S):
+                while not (self._reader.is_used_up or self._reader.fault) and (data := await answer.read()):
+                    self._num_bytes += len(data)
+                    self._reader.feed(data)
+        except (TimeoutError, LineFailed):
+            pass  # it was whole without it
+
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
         if deltas:
             self._take(deltas)
@@ -283,7 +302,8 @@ class OpenAIGeneration:
             self._stop_at(self._reader.fault)
         elif self._reader.is_done or is_at_end:
             if self._reader.is_finished:
-                self._end("ok")
+                if is_at_end or self._reader.is_used_up:
+                    self._end("ok")  # else what came is passed on first
             else:
                 self._stop_short(EngineFailed(f"The upstream {self._engine.name} ended its answer before its end."))
 
