@@ -70,15 +70,15 @@ class UpstreamBase(Section, frozen=True):
     """The tokenizer.json of the checkpoint that it serves, or the folder with it, tokenizer_config.json and perhaps
     chat_template.jinja: prompts are counted here by it. Needs the package tokenizers."""
     max_concurrent: Positive = 256
-    """Requests that run there at once; one more is refused with `server_overloaded`."""
+    """Requests that run there at once, from each gateway process; one more is refused with `server_overloaded`."""
     connect_timeout_s: Seconds = 5.0
     stall_timeout_s: Seconds = 120.0
     """Longest silence, before the first byte as well as between two."""
     retry_share: Share = 0.1
     """Requests may be repeated before their first byte, once each, at most this share of all. 0: never."""
     hedge_after_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Silence before an answer's first byte after which another of `base_urls` is asked the same too, as far as
-    `retry_share` goes; who speaks first answers, the other is left. 0: never."""
+    """Silence before an answer's first word after which another of `base_urls` is asked the same too, as far as
+    `retry_share` goes; who speaks first answers, the other is left, its cost the operator's. 0: never."""
     breaker_failures: Positive = 5
     """Failures in a row that open the circuit breaker."""
     breaker_share: Share = 0.5

@@ -75,6 +75,8 @@ class Emulator:
         before = [run for run in self.runs[name] if run.engine == engine and not run.is_judge]
         if before and before[-1].way in ("busy once", "no capacity"):
             return "whole"
+        if before and before[-1].way == "cut at once":
+            return "no usage"
         if name in self.may_hang and self.draw.random() < LEAVE_SHARE * 2:
             return "left"
         if self.stalls and self.draw.random() < STALL_SHARE:
@@ -233,9 +235,7 @@ def judge(report: Report, rows: list[dict[str, Any]], emulator: Emulator) -> Non
     for name, runs in emulator.runs.items():
         for engine in {run.engine for run in runs}:
             own = "c" if engine == "qwen3.8-27b" else engine
-            worked = [
-                run for run in runs if run.engine == engine and (run.words or run.usage or run.way == "cut at once")
-            ]
+            worked = [run for run in runs if run.engine == engine and (run.words or run.usage)]
             answered.add((name, own))
             report.faults += _same(name, own, worked, by_run[name, own])
     report.faults += [

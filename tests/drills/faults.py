@@ -57,12 +57,14 @@ EVENTS = (
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """The bytes of a whole answer. `answered`: where its head is over; `ended`: from where on the answer is whole, and
-    only bill and good-bye are missing; `done`: from where on nothing is; `starts`: of its events.
+    """The bytes of a whole answer. `answered`: where its head is over; `begun`: where its body begins; `ended`: from
+    where on the answer is whole, and only bill and good-bye are missing; `done`: from where on nothing is; `starts`: of
+    its events.
     """
 
     data: bytes
     answered: int
+    begun: int
     ended: int
     done: int
     starts: tuple[int, ...]
@@ -80,7 +82,8 @@ def recording(kind: str) -> Recording:
         ended = len(data) if number == 2 else ended
         done = len(data)
         data += b"\r\n" if is_chunked else b""
-    return Recording(data + (b"0\r\n\r\n" if is_chunked else b""), answered, ended, done, tuple(starts))
+    begun = data.index(b"data: ")
+    return Recording(data + (b"0\r\n\r\n" if is_chunked else b""), answered, begun, ended, done, tuple(starts))
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -277,8 +280,8 @@ def judged(case: Case, status: int, body: str, num_runs: int, report: Report) ->
     whole = recording(case.kind)
     is_good, text, num_ends = _read(case, status, body)
     report.outcomes["answered" if is_good else "an error"] += 1
-    has_head = case.fault != "status" and case.at >= whole.answered
-    may_run = 2 if not has_head and case.fault != "stall" else 1  # again only before the first byte of an answer
+    has_begun = case.fault != "status" and case.at > whole.begun
+    may_run = 2 if not has_begun and case.fault != "stall" else 1  # again only before the first byte of an answer
     faults = [] if 1 <= num_runs <= may_run else [f"ran {num_runs} times, at most {may_run}"]
     if case.fault in ("cut", "stall", "status"):
         is_whole = case.at >= {"cut": whole.ended, "stall": whole.done, "status": 1000}[case.fault]

@@ -134,6 +134,9 @@ async def test_all_three_against_a_server_and_what_it_wrote(tmp_path, routed):
             await gate.asked(f"r{number}")
         said = await asyncio.to_thread(run, "explain", "hi", "--url", gate.url)
         assert "auto → b at engine-b" in said
+        assert "refused" not in said
+        said = await asyncio.to_thread(run, "explain", "hi", "--url", gate.url, "--model", "b", "--thinking")
+        assert "but it would be refused: chat_template_kwargs" in said
         found = json.loads(await asyncio.to_thread(run, "explain", "hi", "--url", gate.url, "--json"))
         assert (found["engine"], found["order"], found["route"]) == ("engine-b", ["b", "a"], "auto")
         file = tmp_path / "sample.jsonl"

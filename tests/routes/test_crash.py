@@ -49,8 +49,10 @@ async def hangs(call):
 
 
 async def breaks(after, call):
+    """Before its first word, and bills its prompt all the same."""
     await call.start()
     await after.wait()
+    await call.event({"error": {"code": 500}, "usage": {"prompt_tokens": 7, "completion_tokens": 0}})
 
 
 async def until(good_enough, what):
@@ -129,8 +131,8 @@ async def test_every_engine_that_was_asked_has_its_row_after_a_kill(tmp_path):
             assert served.wait_idle()["holds_open"] == 0
             assert served.get("/admin/reconcile")["drifted"] == []
     engine, reason, is_estimate, _, cost, payer = before["later/tried/a"]
-    assert (engine, reason, is_estimate, payer) == ("engine-a", "engine_failed", True, "route:auto")
-    assert cost > 0
+    assert (engine, reason, is_estimate, payer) == ("engine-a", "engine_unavailable", False, "route:auto")
+    assert cost == 7
     assert before["copied"][:2] == ("engine-a", "stop")
     left = {name: row[:5] for name, row in rows(tmp_path).items() if name not in before}
     assert left == {

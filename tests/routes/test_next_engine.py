@@ -95,3 +95,72 @@ async def test_an_engine_that_cannot_be_told_hears_nothing_of_the_clients_wish_e
     assert status == 200
     assert "reasoning_effort" not in gate.a.calls[0].body
     assert any("can't be told" in one for one in body["hitsend"]["warnings"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_in_place_of_an_answers_first_word_goes_to_the_next_and_the_last_ones_is_a_status(
+    routed, stream
+):
+    async def script(call):
+        await call.start()
+        await call.event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        await call.event({"error": {"code": 429, "message": "SECRET"}})
+
+    async with routed() as gate:
+        gate.a.script = script
+        status, _, record = await gate.asked("r1", stream=stream)
+        assert (status, record["ledger"]["model"], record["ledger"]["completion_tokens"]) == (200, "b", 3)
+        assert [row["request_id"] for row in await gate.rows()] == ["r1"], "the first one did no work"
+        gate.b.script = script
+        status, body, record = await gate.asked("r2", stream=stream)
+        assert (status, body["error"]["code"], record["ledger"]["cost_microusd"]) == (429, "rate_limit_exceeded", 0)
+
+
+@pytest.mark.parametrize("path", ["explain", "asked"])
+async def test_an_engine_whose_hold_can_never_fit_is_named_and_not_asked(routed, path):
+    """The prompt alone is some 100 tokens by its bytes, which the hold has: at 10 USD per million over the day's."""
+    async with routed(engines=("b", "a")) as gate:
+        body = {"name": "k", "limits": {"usd_per_day": "0.0005"}}
+        async with gate.session.post(gate.url + "/admin/keys", json=body) as answer:
+            key = (await answer.json())["key"]
+        headers = {"authorization": f"Bearer {key}"}
+        if path == "explain":
+            found = (await gate.answer(path="/v1/routes/explain", headers=headers, max_tokens=3))[1]
+            assert (found["target"], found["order"], found["refused"]) == ("a", ["a"], None)
+            assert "can never pass" in found["candidates"][0]["unable"]
+            assert "usd_per_day" in found["reason"]
+        else:
+            status, _, _ = await gate.answer(headers=headers, max_tokens=3)
+            assert (status, len(gate.a.calls), gate.b.calls) == (200, 1, [])
+
+
+async def test_what_would_be_refused_is_said(routed):
+    async with routed(engines=("b", "a"), unsupported="refuse") as gate:
+        keys = []
+        for usd in ("0.0005", "0.002"):
+            body = {"name": "k", "role": "admin", "limits": {"usd_per_day": usd}}
+            async with gate.session.post(gate.url + "/admin/keys", json=body, headers=(keys or [None])[0]) as answer:
+                keys.append({"authorization": f"Bearer {(await answer.json())['key']}"})
+
+        async def explained(key, **fields):
+            return (await gate.answer(path="/v1/routes/explain", headers=key, max_tokens=3, **fields))[1]
+
+        assert "can never pass" in (await explained(keys[0]))["refused"], "the first one is final there"
+        assert "can never pass" in (await explained(keys[0], model="b"))["refused"]
+        assert (await explained(keys[0], model="a"))["refused"] is None
+        assert (await explained(keys[1]))["refused"] is None
+        gate.b.script = says("Hello", usage={"prompt_tokens": 150, "completion_tokens": 3})
+        assert (await gate.answer(headers=keys[1], max_tokens=3))[0] == 200
+        refused = (await explained(keys[1]))["refused"]
+        status, body, _ = await gate.answer(headers=keys[1], max_tokens=3)
+        assert (status, body["error"]["code"]) == (429, "insufficient_quota")
+        assert refused == body["error"]["message"]
+
+
+async def test_where_no_engine_could_ever_hold_it_explain_says_so(routed):
+    async with routed(engines=("b", "a")) as gate:
+        body = {"name": "k", "limits": {"usd_per_day": "0.00001"}}
+        async with gate.session.post(gate.url + "/admin/keys", json=body) as answer:
+            headers = {"authorization": f"Bearer {(await answer.json())['key']}"}
+        status, body, _ = await gate.answer(path="/v1/routes/explain", headers=headers)
+        assert (status, "can never pass" in body["error"]["message"]) == (400, True)

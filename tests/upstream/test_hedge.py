@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.core.events import Answered, Sent
+from hitsend.core.events import Sent
+from hitsend.core.route_events import Hedged
 from hitsend.serve.app import running
 from hitsend.settings import EngineSettings, ServerSettings, Settings
 from hitsend.settings_upstreams import UpstreamPrices, VllmSettings
@@ -78,7 +79,7 @@ async def test_who_is_silent_is_left_for_who_speaks(first):
         answer = await ask(engine)
         assert (answer.text, answer.reasons, answer.error) == ("Hello!", ["stop"], None)
         assert (answer.produced.usage.completion_tokens, answer.produced.is_estimate) == (3, False)
-        assert [type(one) for one in answer.events[:3]] == [Sent, Sent, Answered]
+        assert [type(one) for one in answer.events[:3]] == [Sent, Sent, Hedged]
         async with asyncio.timeout(10):
             await pair.calls[0].has_left.wait()
         assert (places(engine), len(pair.calls)) == ([0, 0], 2)

@@ -39,7 +39,6 @@ async def test_an_answer_that_comes_whole_is_one(gate, stream):
     [
         ({}, "application/json"),
         ({"choices": []}, "application/json"),
-        ({"error": {"code": "x"}}, "application/json"),
         ({"choices": [{}]}, "text/html"),
         ([1], "application/json"),
         ("hello", "application/json"),

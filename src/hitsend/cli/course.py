@@ -1,8 +1,8 @@
-"""The way of one request through a route, in lines.
+"""The way of one request through a route, or past a silent server, in lines.
 
-Enters: a record's JSON. Leaves: text, nothing for a request to no route. Always true: pure; what each engine that was
-given up cost stands beside what of it the caller pays. Next: `inspect/web/route.js`, which draws the same for a
-browser.
+Enters: a record's JSON. Leaves: text, nothing for a request to no route that had one server. Always true: pure; what
+each engine that was given up cost stands beside what of it the caller pays. Next: `inspect/web/route.js`, which draws
+the same for a browser.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,16 @@ INDENT = "         "
 def course(record: dict[str, Any], money: Money) -> list[str]:
     """Engines considered, engines asked, drafts judged, copies sent. `money`: micro-dollars as text."""
     events = record["events"]
+    left = [f"hedge    {_left(event)}" for event in events if event["type"] == "hedged"]
+    return [*_routed(record, events, money), *left]
+
+
+def _left(event: dict[str, Any]) -> str:
+    which, after_ms = "first" if event["was_first"] else "second", event["at_ms"] - event["started_ms"]
+    return f"the server asked {which} was left after {after_ms:.1f} ms: {event['request_id']}"
+
+
+def _routed(record: dict[str, Any], events: list[dict[str, Any]], money: Money) -> list[str]:
     turns = [at for at, event in enumerate(events) if event["type"] == "routed" and event.get("route")]
     if not turns:
         return []

@@ -59,6 +59,8 @@ def explain(
         print(json.dumps(found, ensure_ascii=False))
         return
     print(f"{found['model']} → {found['target']} at {found['engine']}: {found['reason']}")
+    if found["refused"]:
+        print(f"but it would be refused: {found['refused']}")
     if found["order"]:
         print(f"then {', '.join(found['order'][1:]) or 'nobody'}")
         Console().print(_candidates(found["candidates"]))

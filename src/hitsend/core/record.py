@@ -294,7 +294,7 @@ class Flight:
         self._waiting_since = event.at if self._waiting_since is None else self._waiting_since
 
     def _on_answered(self, event: ev.Answered) -> None:
-        if event.will_retry or event.status != 200:
+        if event.reason != "ok":
             return
         if self._waiting_since is not None:
             self._timeline.add("upstream", self._waiting_since, event.at)

@@ -153,6 +153,7 @@ class Request(msgspec.Struct, frozen=True):
     `cache_salt`: only requests with the same one share cached prefixes, within their tenant.
     `prompts` (texts or token ids) stand in for `messages` where the caller wrote them whole; choice i answers i // n.
     `return_token_ids`: the answer has the ids of prompt and output beside their texts.
+    `route`: the one that chose `model`.
     """
 
     request_id: str
@@ -190,6 +191,7 @@ class Request(msgspec.Struct, frozen=True):
     prompts: tuple[str | tuple[int, ...], ...] = ()
     cache_salt: str | None = None
     return_token_ids: bool = False
+    route: str | None = None
 
     @property
     def served_tier(self) -> int:

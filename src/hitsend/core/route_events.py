@@ -43,3 +43,15 @@ class Shadowed(Event, frozen=True):
 
     model: str
     request_id: str | None
+
+
+class Hedged(Event, frozen=True):
+    """Two servers of one engine were asked, and this run was left for the other, which spoke first, or ended with it.
+
+    `request_id` has a record and a row of its own: an estimate of what it cost. `was_first`: it was asked first.
+    """
+
+    started_at: float
+    at: float
+    request_id: str
+    was_first: bool

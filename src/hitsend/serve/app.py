@@ -137,7 +137,7 @@ async def built(
             objectives=settings.slo,
             traces=_traces(settings, stack),
         )
-        routing = _routing(settings, stages, flights)
+        routing = _routing(settings, stages, flights, started)
         stack.push_async_callback(routing.asides.stop)
         watch = _watch(settings, stages, started, stores, metrics=metrics, targets=routing.targets)
         counters = Counters(stores.ledger, metrics, started.steps, watch.num_busy, lambda: flights.num_open)
@@ -192,7 +192,7 @@ def _stages(settings: Settings, clock: SystemClock, started: Children, stores: S
     return stages
 
 
-def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
+def _routing(settings: Settings, stages: Stages, flights: Flights, started: Children) -> Routing:
     """Raises ConfigError for a route that can't work."""
     targets = Targets(settings.routes, stages.engines)
     scorers = {
@@ -205,7 +205,10 @@ def _routing(settings: Settings, stages: Stages, flights: Flights) -> Routing:
             terms = stages.handovers.get(targets.models[name][engine])
             if terms is not None and "logprobs" not in terms.takes:
                 raise ConfigError(f"routes[{name}].cascade.min_logprob: {engine} gives no logprobs to judge it by")
-    return Routing(stages, targets, Asides(stages, flights, targets.routes), scorers)
+    asides = Asides(stages, flights, targets.routes)
+    for upstream in started.upstreams.engines:
+        upstream.on_lost = asides.lost
+    return Routing(stages, targets, asides, scorers)
 
 
 def _watch(

@@ -1,4 +1,5 @@
-"""Runs beside a request: copies for a shadow, questions to a judge; and the rows of engines that were given up.
+"""Runs beside a request: copies for a shadow, questions to a judge; and the rows of engines that were given up, and of
+servers that were left for a faster one.
 
 Enters: a request, the model that gets it, and on whose behalf. Leaves: what was answered and what it cost. Always
 true: such a run has a flight record, a hold and a ledger row of its own, under nobody's key, within the budgets for
@@ -22,6 +23,7 @@ from hitsend.core.limits import Level, Limits
 from hitsend.core.record import Flight
 from hitsend.core.request import IDLE_TIER, Delta, Principal, Request
 from hitsend.serve.access.quota import Ask, Used
+from hitsend.serve.engine.hedge import Lost
 from hitsend.serve.pipeline import run
 from hitsend.serve.stages import Stages
 from hitsend.serve.usage.ledger import Settlement
@@ -29,6 +31,10 @@ from hitsend.serve.usage.rows import HoldRequest, LedgerRow
 from hitsend.settings import RouteSettings
 
 _log = logging.getLogger(__name__)
+
+
+LEFT = "hedged"
+"""The reason of the row of a server that was left for a faster one."""
 
 
 class Opening(Protocol):
@@ -62,7 +68,7 @@ class Tried(msgspec.Struct, frozen=True):
 
     hold: HoldRequest
     settlement: Settlement
-    route: str
+    route: str | None
     began_at: float
     is_counted: bool = False
 
@@ -72,17 +78,23 @@ def payer_of(route: RouteSettings, caller: Principal) -> Principal:
 
     The route is the "application" in its rows: that is how a restart finds again what it has spent.
     """
-    name = f"route:{route.model}"
-    levels = [
+    payer = _operator(f"route:{route.model}", caller)
+    if route.operator_usd_per_day is not None:
+        most = Limits(usd_per_day_microusd=round(route.operator_usd_per_day * 1e6))
+        own = Level("app", ("", payer.name), most)
+        payer = msgspec.structs.replace(payer, levels=(*payer.levels, own))
+    return payer
+
+
+def _operator(name: str, caller: Principal) -> Principal:
+    """Under that name, within the budgets for everybody."""
+    levels = tuple(
         Level("global", (), Limits(usd_per_day_microusd=day, usd_per_month_microusd=month))
         for level in caller.levels
         if level.kind == "global"
         and (day := level.limits.usd_per_day_microusd, month := level.limits.usd_per_month_microusd) != (None, None)
-    ]
-    if route.operator_usd_per_day is not None:
-        most = Limits(usd_per_day_microusd=round(route.operator_usd_per_day * 1e6))
-        levels.append(Level("app", ("", name), most))
-    return Principal(name=name, app=name, levels=tuple(levels), tier=caller.tier, max_tier=caller.max_tier)
+    )
+    return Principal(name=name, app=name, levels=levels, tier=caller.tier, max_tier=caller.max_tier)
 
 
 class Asides:
@@ -93,6 +105,7 @@ class Asides:
         self._flights = flights
         self._routes = routes
         self._copies: dict[str, set[asyncio.Task[None]]] = {}
+        self._keeping: set[asyncio.Task[None]] = set()
 
     @property
     def clock(self) -> Clock:
@@ -161,6 +174,31 @@ class Asides:
             await quota.settle(hold.request_id, Used(cost_microusd=cost))
         return row
 
+    def lost(self, lost: Lost) -> None:
+        """Write down what a server that was left for a faster one may have cost; nobody waits for it."""
+        task = asyncio.create_task(self._keep_lost(lost), name="hedge")
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _keep_lost(self, lost: Lost) -> None:
+        request = lost.request
+        name, route = self.stages.engines[request.model].name, self._routes.get(request.route or "")
+        caller = request.principal
+        hold = HoldRequest(
+            request_id=lost.request_id,
+            principal=_operator(f"engine:{name}", caller) if route is None else payer_of(route, caller),
+            model=request.model,
+            engine=name,
+            price=self.stages.prices.find(request.model, is_local=False),
+            input_tokens=lost.usage.prompt_tokens,
+            output_tokens=lost.usage.completion_tokens,
+        )
+        settlement = Settlement(lost.usage, LEFT, is_estimate=True)
+        try:
+            await self.keep(Tried(hold, settlement, request.route, lost.began_at))
+        except Exception:  # noqa: BLE001  # nobody waits for it
+            _log.exception("%s has no row", lost.request_id)
+
     def copy(self, request: Request, route: str, most: int, seen: Callable[[Aside], None]) -> str | None:
         """Send a copy on its way, unless `most` of this route's run: then None. Returns its record's id."""
         running = self._copies.setdefault(route, set())
@@ -178,7 +216,8 @@ class Asides:
             _log.exception("the shadow of request %s failed", request.request_id)
 
     async def stop(self) -> None:
-        """End all copies. Safe to call twice."""
+        """End all copies, once what was left is written down. Safe to call twice."""
+        await asyncio.gather(*self._keeping)
         tasks = [task for running in self._copies.values() for task in running]
         for task in tasks:
             task.cancel()

@@ -15,6 +15,7 @@ from hitsend.serve.chat.handover import BYTES_PER_TOKEN, check, count
 from hitsend.serve.engine.openai_body import asked
 from hitsend.serve.engine.router import RequestFacts, TargetFacts
 from hitsend.serve.engine.targets import Targets
+from hitsend.serve.pipeline import longest_answer
 from hitsend.serve.stages import Stages
 from hitsend.settings import RouteSettings
 
@@ -96,7 +97,8 @@ def targets_of(
 
 
 def refusal(request: Request, stages: Stages) -> InvalidRequest | ContextLengthExceeded | None:
-    """Why the engine of its model can't serve it, as far as that is known without counting tokens."""
+    """Why the engine of its model can't serve it, or the caller's limits can never hold it there, as far as that is
+    known without counting tokens."""
     terms = stages.handovers.get(request.model)
     context = stages.engines[request.model].facts.cells_per_slot
     try:
@@ -108,12 +110,24 @@ def refusal(request: Request, stages: Stages) -> InvalidRequest | ContextLengthE
     if least >= context:
         text = f"about {estimated_tokens(request)} tokens and {request.max_tokens or 1} of output, context {context}"
         return ContextLengthExceeded(text, param="messages")
+    try:
+        longest_answer(request, stages, least_held(request, stages))
+    except InvalidRequest as error:
+        return error
     return None
+
+
+def least_held(request: Request, stages: Stages) -> int:
+    """Tokens that a hold has for the prompt at least, at the engine of its model: where a tokenizer will be asked, half
+    of what its bytes make likely."""
+    terms = stages.handovers.get(request.model)
+    is_by_bytes = terms is not None and terms.counter is None and not terms.is_counted
+    return count(request, None).reserved if is_by_bytes else estimated_tokens(request) // 2
 
 
 def able_request(request: Request, route: RouteSettings, model: str, stages: Stages) -> Request:
     """The request as that model gets it: its name, and the route's will about thoughts where the model can be told."""
-    changed = msgspec.structs.replace(request, model=model)
+    changed = msgspec.structs.replace(request, model=model, route=route.model)
     if route.thinking == "leave":
         return changed
     if route.thinking == "off" or request.reasoning_effort in _QUIET:  # what says otherwise goes nowhere

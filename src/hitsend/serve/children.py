@@ -79,28 +79,32 @@ class Children:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a gateway process doesn't have for itself, but from the process above it."""
+    """What a gateway process doesn't have for itself, but from the process above it. `line`: to the embedded engine."""
 
-    line: EngineLine
+    line: EngineLine | None
     quota: Quota
     observer: Observer
     embedder: EmbeddingModel | None
+    on_tokens: Callable[[str, int], None]
 
     async def start(self, settings: Settings, stack: AsyncExitStack) -> Children:
         """A text process of its own, and its side of what all share; `stack` stops them."""
-        found = await asyncio.to_thread(find_model, settings)
-        text = TextChild(found.path, settings.chat, libllama=settings.engine.libllama)
+        found = None if self.line is None else await asyncio.to_thread(find_model, settings)
+        text = TextChild(found.path if found is not None else None, settings.chat, libllama=settings.engine.libllama)
         stack.push_async_callback(text.stop)
-        engine = EmbeddedEngine(
-            settings.engine,
-            found.path,
-            SystemClock(),
-            model=found.name,
-            pause_tokens=settings.stream.pause_tokens,
-            line=self.line,
-        )
-        adapters = adapters_of(settings, (found.name,), is_default=True)
-        upstreams = build_upstreams(settings, SystemClock(), lambda _engine, _tokens: None)
+        engine: EmbeddedEngine | None = None
+        adapters: tuple[AdapterSettings, ...] = ()
+        if found is not None:
+            engine = EmbeddedEngine(
+                settings.engine,
+                found.path,
+                SystemClock(),
+                model=found.name,
+                pause_tokens=settings.stream.pause_tokens,
+                line=self.line,
+            )
+            adapters = adapters_of(settings, (found.name,), is_default=True)
+        upstreams = build_upstreams(settings, SystemClock(), self.on_tokens)
         every = (*upstreams.engines, *upstreams.texts, engine, self.embedder)
         starting = [part for part in every if part is not None]
         for part in starting:

@@ -155,7 +155,7 @@ async def estimate(
         fitted = stages.budget.fit(request, prompt, facts, most)
         limits, output = (*limits, *fitted.limits), fitted.max_tokens
         engine.admit(await _job(request, prompt, fitted, stages))
-        buckets = await _after_the_hold(request, stages, num_tokens, output)
+        buckets = await after_the_hold(request, stages, num_tokens, output)
     except ServeError as error:
         refusal, buckets = error, _buckets_of(error)
         if isinstance(error, ContextLengthExceeded):
@@ -206,7 +206,7 @@ async def _elsewhere(
         job, fitted = hand_over(request, stages, counted)
         limits, output = (*limits, *fitted.limits), fitted.max_tokens
         engine.admit(job)
-        buckets = await _after_the_hold(request, stages, counted.reserved, output)
+        buckets = await after_the_hold(request, stages, counted.reserved, output)
     except ServeError as error:
         refusal, buckets = error, _buckets_of(error)
     admission = _admission(now, 1, 0, refusal)
@@ -232,7 +232,7 @@ def _buckets_of(error: ServeError) -> tuple[LevelCheck, ...]:
     return error.windows.checks if isinstance(error, LimitError) and error.windows else ()
 
 
-async def _after_the_hold(request: Request, stages: Stages, prompt_tokens: int, output: int) -> tuple[LevelCheck, ...]:
+async def after_the_hold(request: Request, stages: Stages, prompt_tokens: int, output: int) -> tuple[LevelCheck, ...]:
     """Every limit of the caller's levels as it would stand with this request. Raises what reserving would."""
     levels, output_tokens = request.principal.levels, output * request.n
     if not levels:

@@ -11,18 +11,20 @@ from typing import Literal
 
 import msgspec
 
+from hitsend.core.errors import ServeError
 from hitsend.core.events import LimitCheck
 from hitsend.core.request import Request
-from hitsend.serve.candidates import able_request
+from hitsend.serve.candidates import able_request, least_held, refusal
 from hitsend.serve.chat.formats import suited
 from hitsend.serve.engine.router import Candidate, RequestFacts
-from hitsend.serve.estimate import WHY_THIS_ENGINE, EngineChoice, Estimate, Rates, estimate
+from hitsend.serve.estimate import WHY_THIS_ENGINE, EngineChoice, Estimate, Rates, after_the_hold, estimate
 from hitsend.serve.routed import Routing
 
 
 class Explanation(msgspec.Struct, frozen=True):
     """The answer of `/v1/routes/explain`. `engine` and `target` (a served model) would be asked first, then the rest of
-    `order`. `route` is None for a model that is no route.
+    `order`. `route` is None for a model that is no route. `refused`: why nobody would be asked, where the caller's
+    limits can't hold the prompt and the shortest answer there, now or ever, or that engine can't serve it.
     """
 
     model: str
@@ -35,6 +37,7 @@ class Explanation(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     facts: RequestFacts | None = None
     shadow: str | None = None
+    refused: str | None = None
     object: Literal["hitsend.route_explanation"] = "hitsend.route_explanation"
 
 
@@ -51,8 +54,8 @@ class DryRuns:
         routing, stages = self.routing, self.routing.stages
         route = routing.targets.routes.get(request.model)
         if route is None:
-            engine = stages.engines[request.model]
-            return Explanation(request.model, None, None, engine.name, request.model, WHY_THIS_ENGINE)
+            engine, refused = stages.engines[request.model], await self._refused(request)
+            return Explanation(request.model, None, None, engine.name, request.model, WHY_THIS_ENGINE, refused=refused)
         decision = await routing.decide(request)
         first = next(one for one in decision.candidates if one.name == decision.order[0])
         return Explanation(
@@ -66,7 +69,19 @@ class DryRuns:
             candidates=decision.candidates,
             facts=decision.facts,
             shadow=route.shadow,
+            refused=await self._refused(able_request(request, route, first.model, stages)),
         )
+
+    async def _refused(self, request: Request) -> str | None:
+        stages = self.routing.stages
+        unable = refusal(request, stages)
+        if unable is not None:
+            return unable.message
+        try:
+            await after_the_hold(request, stages, least_held(request, stages), request.max_tokens or 1)
+        except ServeError as error:
+            return error.message
+        return None
 
     async def estimate(self, request: Request, limits: tuple[LimitCheck, ...]) -> Estimate:
         """See `estimate.estimate`."""

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from functools import partial
+from typing import Any
 
 import msgspec
 import uvloop
@@ -24,6 +25,7 @@ from hitsend.serve.api.exchange import RequestIds
 from hitsend.serve.api.routes import Routes
 from hitsend.serve.api.services import GatherFor, Records, RecordSummary, Services
 from hitsend.serve.app import built
+from hitsend.serve.engine.protocol import EngineState
 from hitsend.serve.hub_words import Failed, Figures, Hello, Remember, Serving
 from hitsend.serve.link import Link
 from hitsend.serve.listener import check_exposure, server_of
@@ -69,7 +71,7 @@ async def _serve(link: Link, hello: Hello, listening: socket.socket) -> None:
         services = joined(own, link)
         ids = RequestIds(on_given=lambda request_id: link.tell(Remember(request_id)))
         link.on_remember = ids.remember
-        server = server_of(Routes(services, ids), settings, lambda: link.tell(Serving()))
+        server = server_of(Routes(services, ids), settings, lambda: link.tell(Serving(services.models()[0].id)))
         link.on_lost = lambda: setattr(server, "should_exit", True)
         await server.serve(sockets=[listening])
 
@@ -105,7 +107,9 @@ class _Own:
         now = self._own.state()
         mine = read_processes(("edge", os.getpid()), ("text", now["text"]["pid"]))
         counts = (now["holds_open"], now["writes_waiting"], now["records_dropped"])
-        return Figures(number, os.getpid(), *counts, processes=mine, elsewhere=self._own.elsewhere())
+        upstreams = {name: _upstream(one) for name, one in now["upstreams"].items()}
+        elsewhere = self._own.elsewhere()
+        return Figures(number, os.getpid(), *counts, processes=mine, elsewhere=elsewhere, upstreams=upstreams)
 
     async def record(self, request_id: str) -> bytes | None:
         """A flight record that it has."""
@@ -115,6 +119,22 @@ class _Own:
         """Its open requests, the oldest first."""
         oldest = sorted(self._own.records.under_way(key_id), key=lambda flight: flight.received_at)
         return tuple(map(seen, oldest[:MAX_SEEN]))
+
+
+def _upstream(now: dict[str, Any]) -> EngineState:
+    return EngineState(
+        is_ready=now["is_ready"],
+        pid=None,
+        restarts=0,
+        running=now["running"],
+        waiting=0,
+        cells_total=0,
+        cells_used=0,
+        slots_total=now["slots_total"],
+        slots_used=now["running"],
+        preemptions_total=0,
+        progress_age_s=0.0,
+    )
 
 
 class _Records:

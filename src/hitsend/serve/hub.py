@@ -38,6 +38,7 @@ from hitsend.serve.hub_words import (
     AskRecord,
     AskSeen,
     AskTotals,
+    Brought,
     Ended,
     Failed,
     Figures,
@@ -51,6 +52,7 @@ from hitsend.serve.hub_words import (
     Totals,
     encode,
     from_gateway,
+    upstreams_of,
 )
 from hitsend.serve.pools import adapters_of
 from hitsend.serve.usage.metrics import Metrics
@@ -69,8 +71,8 @@ class Hub:
 
     def __init__(
         self,
-        engine: EmbeddedEngine,
-        shared: SharedEngine,
+        engine: EmbeddedEngine | None,
+        shared: SharedEngine | None,
         quota: MemoryQuota,
         embedding: EmbedderDesk | None,
         *,
@@ -93,7 +95,8 @@ class Hub:
     def join(self, gateway: int, child: Child) -> None:
         """A gateway process that was just started."""
         self._children[gateway] = child
-        self._shared.join(gateway, partial(self._send, gateway, ENGINE))
+        if self._shared is not None:
+            self._shared.join(gateway, partial(self._send, gateway, ENGINE))
         self._desk.join(gateway, partial(self._send, gateway, QUOTA))
         if self._embedding is not None:
             self._embedding.join(gateway, partial(self._send, gateway, EMBEDDER))
@@ -101,7 +104,8 @@ class Hub:
     def leave(self, gateway: int) -> None:
         """Its process is gone."""
         self._children.pop(gateway, None)
-        self._shared.leave(gateway)
+        if self._shared is not None:
+            self._shared.leave(gateway)
         self._desk.leave(gateway)
         if self._embedding is not None:
             self._embedding.leave(gateway)
@@ -113,7 +117,7 @@ class Hub:
         """One frame of a gateway's."""
         channel, rest = body[:1], body[1:]
         try:
-            if channel == ENGINE:
+            if channel == ENGINE and self._shared is not None:
                 self._shared.receive(gateway, rest)
             elif channel == QUOTA:
                 self._desk.receive(gateway, rest)
@@ -128,8 +132,9 @@ class Hub:
 
     async def start(self) -> None:
         """Load the models. Raises ConfigError or EngineUnavailable."""
-        await asyncio.gather(self.engine.start(), *([self._embedding.start()] if self._embedding is not None else []))
-        say_unmet(self.engine.facts.unmet)
+        await asyncio.gather(*(one.start() for one in (self.engine, self._embedding) if one is not None))
+        if self.engine is not None:
+            say_unmet(self.engine.facts.unmet)
 
     @property
     def embedding_model(self) -> str | None:
@@ -159,6 +164,8 @@ class Hub:
             self._metrics.observe_request(word.figures)
         elif isinstance(word, Answered):
             self._metrics.observe_http(word.route, word.status, word.seconds)
+        elif isinstance(word, Brought):
+            self._metrics.observe_upstream(word.engine, word.num_tokens)
         elif isinstance(word, Reply):
             future = self._asked.get((word.number, gateway))
             if future is not None and not future.done():
@@ -195,7 +202,7 @@ class Hub:
             gateway,
             Totals(
                 number=asked.number,
-                engine=self.engine.state(),
+                engine=self.engine.state() if self.engine is not None else None,
                 gateways=figures,
                 quota_holds_open=self._quota.num_open,
                 levels_kept=self._quota.num_levels,
@@ -205,14 +212,18 @@ class Hub:
         )
 
     def _render(self, figures: tuple[Figures, ...], asked: AskTotals) -> bytes:
-        self._metrics.set_engine(self.engine.state())
+        engine = self.engine.state() if self.engine is not None else None
+        if engine is not None:
+            self._metrics.set_engine(engine)
+        for name, state in upstreams_of(figures).items():
+            self._metrics.set_engine(state, name)
         for each in figures:
             self._dropped[each.pid] = each.records_dropped  # of ended ones too: a counter never falls
         holds, backlog = sum(each.holds_open for each in figures), sum(each.backlog for each in figures)
         self._metrics.set_storage(holds, backlog, sum(self._dropped.values()))
         self._metrics.set_elsewhere(*(each.elsewhere for each in figures))
         self._metrics.set_quota(self._quota.health())
-        own = read_processes(("supervisor", os.getpid()), ("engine", self.engine.state().pid))
+        own = read_processes(("supervisor", os.getpid()), ("engine", engine.pid if engine is not None else None))
         self._metrics.set_processes((*own, *(process for each in figures for process in each.processes)))
         return self._metrics.render(is_openmetrics=asked.metrics == "openmetrics")
 
@@ -239,12 +250,33 @@ class Hub:
 
 @asynccontextmanager
 async def hub_of(
-    settings: Settings, found: ModelFile, embedder: Embedder | None, on_word: Callable[[int, Serving | Failed], None]
+    settings: Settings,
+    found: ModelFile | None,
+    embedder: Embedder | None,
+    on_word: Callable[[int, Serving | Failed], None],
 ) -> AsyncGenerator[Hub]:
-    """A hub with its engine, not started yet; stopped at the end of the block. Raises ConfigError."""
+    """A hub, with an engine where there is a model for it, not started yet; stopped at the end of the block. Raises
+    ConfigError."""
     clock, metrics = SystemClock(), Metrics()
     # Opened before the gateways do: of several processes, one brings the schema up to date.
     database = await Database.open(database_url(settings.usage.url, settings.server.data_dir))
+    shared, engine = (None, None) if found is None else _engine_of(settings, found, clock, metrics)
+    embedding = EmbedderDesk(embedder) if embedder is not None else None
+    hub = Hub(engine, shared, MemoryQuota(clock, Spending(database)), embedding, metrics=metrics, on_word=on_word)
+    try:
+        yield hub
+    finally:
+        await hub.stop()
+        if engine is not None:
+            await engine.stop()
+        if embedding is not None:
+            await embedding.stop()
+        await database.close()
+
+
+def _engine_of(
+    settings: Settings, found: ModelFile, clock: SystemClock, metrics: Metrics
+) -> tuple[SharedEngine, EmbeddedEngine]:
     adapters = adapters_of(settings, (found.name,), is_default=True)
     shared = SharedEngine(
         engine_settings(settings, found), found.weights_path, clock, model=found.name, adapters=adapters
@@ -258,13 +290,4 @@ async def hub_of(
         on_step=metrics.observe_step,
         line=shared,
     )
-    embedding = EmbedderDesk(embedder) if embedder is not None else None
-    hub = Hub(engine, shared, MemoryQuota(clock, Spending(database)), embedding, metrics=metrics, on_word=on_word)
-    try:
-        yield hub
-    finally:
-        await hub.stop()
-        await engine.stop()
-        if embedding is not None:
-            await embedding.stop()
-        await database.close()
+    return shared, engine

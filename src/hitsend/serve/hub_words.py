@@ -5,6 +5,7 @@ struct is tagged and typed, no pickle anywhere; the engine's and the quota's wor
 `engine/shared_embedder.py`, `access/shared.py`) and pass through here unread. Next: `hub.py`.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import msgspec
@@ -61,10 +62,11 @@ class Remember(msgspec.Struct, frozen=True, tag="remember"):
 
 
 class Totals(msgspec.Struct, frozen=True, tag="totals"):
-    """The answer to `AskTotals`; `metrics` is the text of `/metrics`, where it was asked for."""
+    """The answer to `AskTotals`; `engine` is the embedded one; `metrics` is the text of `/metrics`, where it was asked
+    for."""
 
     number: int
-    engine: EngineState
+    engine: EngineState | None
     gateways: "tuple[Figures, ...]"
     quota_holds_open: int
     levels_kept: int
@@ -73,7 +75,9 @@ class Totals(msgspec.Struct, frozen=True, tag="totals"):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """This gateway listens."""
+    """This gateway listens; `model` is the first that it serves."""
+
+    model: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -96,6 +100,13 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     seconds: float
 
 
+class Brought(msgspec.Struct, frozen=True, tag="brought"):
+    """Tokens that a request brought back from an upstream, for the metrics."""
+
+    engine: str
+    num_tokens: int
+
+
 class AskTotals(msgspec.Struct, frozen=True, tag="ask_totals"):
     """Answered by `Totals`. `metrics`: in which form they are wanted, None: not at all."""
 
@@ -104,7 +115,7 @@ class AskTotals(msgspec.Struct, frozen=True, tag="ask_totals"):
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
-    """What one gateway has of its own."""
+    """What one gateway has of its own; `upstreams` go by the engine's name."""
 
     number: int
     pid: int
@@ -113,6 +124,7 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     records_dropped: int
     processes: tuple[ProcessTime, ...] = ()
     elsewhere: Elsewhere = Elsewhere()
+    upstreams: dict[str, EngineState] = {}
 
 
 class Record(msgspec.Struct, frozen=True, tag="record"):
@@ -125,7 +137,27 @@ class Record(msgspec.Struct, frozen=True, tag="record"):
 ToGateway = Hello | AskFigures | AskRecord | AskSeen | Remember | Totals | Record | SeenThere
 Reply = Figures | Record | SeenThere
 """What a gateway says when it was asked."""
-FromGateway = Serving | Failed | Ended | Answered | AskTotals | AskRecord | AskSeen | Remember | Reply
+FromGateway = Serving | Failed | Ended | Answered | Brought | AskTotals | AskRecord | AskSeen | Remember | Reply
+
+
+def upstreams_of(gateways: Iterable[Figures]) -> dict[str, EngineState]:
+    """Of all of them together: one that can be asked somewhere can be asked."""
+    found: dict[str, EngineState] = {}
+    for name, one in (pair for each in gateways for pair in each.upstreams.items()):
+        before = found.get(name)
+        found[name] = one if before is None else _together(before, one)
+    return found
+
+
+def _together(one: EngineState, other: EngineState) -> EngineState:
+    return msgspec.structs.replace(
+        one,
+        is_ready=one.is_ready or other.is_ready,
+        running=one.running + other.running,
+        slots_total=one.slots_total + other.slots_total,
+        slots_used=one.slots_used + other.slots_used,
+    )
+
 
 encode = msgspec.msgpack.Encoder().encode
 to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGateway)

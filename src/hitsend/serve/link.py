@@ -23,6 +23,7 @@ from hitsend.serve.access.shared import RemoteQuota
 from hitsend.serve.api.services import GatherFor
 from hitsend.serve.child import Line
 from hitsend.serve.children import Shared
+from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.shared import RemoteLine
 from hitsend.serve.engine.shared_embedder import RemoteEmbedder
 from hitsend.serve.hub_words import (
@@ -35,6 +36,7 @@ from hitsend.serve.hub_words import (
     AskRecord,
     AskSeen,
     AskTotals,
+    Brought,
     Ended,
     Figures,
     FromGateway,
@@ -45,6 +47,7 @@ from hitsend.serve.hub_words import (
     Totals,
     encode,
     to_gateway,
+    upstreams_of,
 )
 from hitsend.serve.usage.figures import RequestFigures
 from hitsend.serve.usage.metrics import CONTENT_TYPE, OPENMETRICS_TYPE
@@ -78,7 +81,7 @@ class Link:
         self._hello: asyncio.Future[Hello | None] = asyncio.get_running_loop().create_future()
         self._line: RemoteLine | None = None
         self._embedder: RemoteEmbedder | None = None
-        self._early: list[bytes] = []
+        self._early: list[bytes] | None = []
         self._quota = RemoteQuota(partial(self._send, QUOTA))
         self._numbers = count()
         self._waiting: dict[int, asyncio.Future[Totals | Record | SeenThere]] = {}
@@ -103,14 +106,15 @@ class Link:
     def shared(self, hello: Hello, clock: Clock) -> Shared:
         """What this process has from the supervisor. Call once."""
         settings = hello.settings.engine
-        self._line = RemoteLine(settings, clock, partial(self._send, ENGINE))
+        if settings.model != NO_MODEL:
+            self._line = RemoteLine(settings, clock, partial(self._send, ENGINE))
         if hello.embedding_model is not None:
             timeout_s = settings.start_timeout_s
             self._embedder = RemoteEmbedder(hello.embedding_model, timeout_s, partial(self._send, EMBEDDER))
-        early, self._early = self._early, []
+        early, self._early = self._early or [], None
         for body in early:
             self._receive(body)
-        return Shared(self._line, self._quota, self, self._embedder)
+        return Shared(self._line, self._quota, self, self._embedder, on_tokens=self.observe_upstream)
 
     def tell(self, word: FromGateway) -> None:
         """Say something; nobody hears it when the supervisor is gone."""
@@ -119,6 +123,10 @@ class Link:
     def observe_request(self, figures: RequestFigures) -> None:
         """See `metrics.Observer`."""
         self.tell(Ended(figures))
+
+    def observe_upstream(self, engine: str, num_tokens: int) -> None:
+        """See `Metrics.observe_upstream`."""
+        self.tell(Brought(engine, num_tokens))
 
     def observe_http(self, route: str, status: int, seconds: float) -> None:
         """See `metrics.Observer`."""
@@ -135,11 +143,24 @@ class Link:
         totals = self._totals
         if totals is None:
             return own
-        shown: dict[str, Any] = msgspec.to_builtins(totals.engine)
-        engine = {name: shown.pop(name) for name in ("is_ready", "pid", "restarts", "progress_age_s", "check")}
+        shown: dict[str, Any] = {} if totals.engine is None else msgspec.to_builtins(totals.engine)
+        own_facts = ("is_ready", "pid", "restarts", "progress_age_s", "check")
+        engine = {name: shown.pop(name) for name in own_facts if name in shown}
+        upstreams = upstreams_of(totals.gateways)
+        for name in ("running", "slots_total", "slots_used"):
+            shown[name] = shown.get(name, 0) + sum(getattr(one, name) for one in upstreams.values())
+        shown["upstreams"] = {
+            name: shown_here
+            | {
+                each: getattr(upstreams[name], each)
+                for each in ("running", "slots_total", "is_ready")
+                if name in upstreams
+            }
+            for name, shown_here in own["upstreams"].items()
+        }
         gateways = [{"pid": each.pid, "holds_open": each.holds_open} for each in totals.gateways]
         shown |= {"holds_open": sum(each.holds_open for each in totals.gateways), "gateways": gateways}
-        del shown["num_threads"]
+        shown.pop("num_threads", None)
         shown |= {"writes_waiting": sum(each.backlog for each in totals.gateways)}
         shown |= {"records_dropped": sum(each.records_dropped for each in totals.gateways)}
         shown |= {"quota_holds_open": totals.quota_holds_open, "levels_kept": totals.levels_kept}
@@ -179,7 +200,7 @@ class Link:
 
     def _receive(self, body: bytes) -> None:
         channel, rest = body[:1], body[1:]
-        if channel in (ENGINE, EMBEDDER) and self._line is None:
+        if channel in (ENGINE, EMBEDDER) and self._early is not None:
             self._early.append(body)
         elif channel == ENGINE and self._line is not None:
             self._line.receive(rest)

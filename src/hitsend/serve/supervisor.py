@@ -55,10 +55,6 @@ def serve(loaded: Loaded) -> None:
 
 async def _supervise(settings: Settings) -> None:
     server = settings.server
-    if settings.engine.model == NO_MODEL:
-        raise ConfigError(
-            f"server.workers: {server.workers} processes share an embedded model, but engine.model is none"
-        )
     pooled = [one.name for one in settings.engines if isinstance(one, PooledSettings)]
     if pooled:
         raise ConfigError(
@@ -67,10 +63,9 @@ async def _supervise(settings: Settings) -> None:
         )
     sockets = listen_several(server.host, server.port, server.workers)
     try:
-        found = await asyncio.to_thread(find_weights, settings)
-        await build_pools(
-            settings, worker_config(settings, found), models_dir(settings), SystemClock()
-        )  # only judges them
+        found = None if settings.engine.model == NO_MODEL else await asyncio.to_thread(find_weights, settings)
+        config = None if found is None else worker_config(settings, found)
+        await build_pools(settings, config, models_dir(settings), SystemClock())  # only judges them
         embedder = await asyncio.to_thread(find_embedder, settings.engine, models_dir(settings))
         await Crew(settings, found, embedder, sockets).run()
     finally:
@@ -82,7 +77,7 @@ class Crew:
     """The gateway processes, one per socket."""
 
     def __init__(
-        self, settings: Settings, found: ModelFile, embedder: Embedder | None, sockets: list[socket.socket]
+        self, settings: Settings, found: ModelFile | None, embedder: Embedder | None, sockets: list[socket.socket]
     ) -> None:
         self._settings = settings
         self._found = found
@@ -90,6 +85,7 @@ class Crew:
         self._sockets = sockets
         self._children: dict[int, Child] = {}
         self._serving_since: dict[int, float] = {}
+        self._model = ""
         self._is_stopping = asyncio.Event()
         self._all_serve: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -123,7 +119,7 @@ class Crew:
                     each.result()
                 waiting -= done
             if not stopping.done():
-                announce(self._found.name, url_of(self._sockets[0]))
+                announce(self._model, url_of(self._sockets[0]))
                 await stopping
         finally:
             stopping.cancel()
@@ -211,6 +207,7 @@ class Crew:
 
     def _heard(self, slot: int, word: Serving | Failed) -> None:
         if isinstance(word, Serving):
+            self._model = word.model
             self._serving_since[slot] = asyncio.get_running_loop().time()
             if len(self._serving_since) == self._number and not self._all_serve.done():
                 self._all_serve.set_result(None)

@@ -1,11 +1,12 @@
 // The way of one request through a route. Enters: a record. Leaves: which engines were considered, which were asked, what
-// came of each, and what it cost whom. Always true: nothing for a request to no route; no text of it is markup.
+// came of each, and what it cost whom; and the server that was left for a faster one. Always true: no text of it is markup.
 
 import { element, line, money, number, plain, table, toRequest, took } from "./dom.js";
 
 export function courseOf(record) {
   const asked = record.events.filter((event) => event.type === "routed" && event.route);
-  if (!asked.length) return [];
+  const left = record.events.filter((event) => event.type === "hedged").map(leftOf);
+  if (!asked.length) return left;
   const said = [element("p", `${asked[0].route}: ${asked[0].reason}`)];
   const considered = asked[0].candidates ?? [];
   if (considered.length) said.push(table("Engines considered", ["engine", "model", "could it", ">at most", ">first token", ">failed of late"], considered.map(candidate)));
@@ -15,6 +16,12 @@ export function courseOf(record) {
     if (event.request_id) copy.append(toRequest(event.request_id));
     said.push(copy);
   }
+  return [...said, ...left];
+}
+
+function leftOf(event) {
+  const said = element("p", `The server asked ${event.was_first ? "first" : "second"} was left after ${took(event.at_ms - event.started_ms)}: `);
+  said.append(toRequest(event.request_id));
   return said;
 }
 

@@ -18,6 +18,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """Of an answer, before its body: status lines and headers together."""
 
 
+_DONE = b"[DONE]"
 _SAID = {"no HTTP": "sent what is no HTTP", "long head": "sent more headers than are read"}
 
 
@@ -98,7 +99,8 @@ class Wire(asyncio.Protocol):
     async def read(self, *, is_patient: bool = False) -> bytes:
         """What has come since the last time, b"" at the answer's end. Raises LineFailed.
 
-        Who `is_patient` is woken when the answer is whole, or as much has come as is kept, and not by every piece.
+        Who `is_patient` is woken when the answer is whole or says [DONE] (some leave the connection open behind that),
+        or as much has come as is kept, and not by every piece.
         """
         self._is_patient = is_patient
         while not self._unread or not self._is_enough:
@@ -123,7 +125,9 @@ class Wire(asyncio.Protocol):
     @property
     def _is_enough(self) -> bool:
         """Whether who waits wants what there is."""
-        return not self._is_patient or self._is_whole or self._fault is not None or self._num_unread > MOST_UNREAD
+        if not self._is_patient or self._is_whole or self._fault is not None or self._num_unread > MOST_UNREAD:
+            return True
+        return _DONE in b"".join(self._unread[-2:])
 
     def close(self) -> None:
         """At once; whoever reads is told that it broke."""

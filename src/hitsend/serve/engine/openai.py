@@ -15,7 +15,9 @@ usage, else our count, flagged; what the kinds of upstreams differ in is data (`
     400, 404, 413, 422                          400 with the upstream's code          ok        no
     401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
     no stream and no answer, a packed one       500 engine_failed                     failed    no
-    cut, unreadable, an error in the stream     500 engine_failed, or an error event  failed    no
+    an error in place of its first word         as the status that its code stands for
+    cut or unreadable before its first word     500 engine_failed                     failed    if nothing had come
+    the same after its first word               an error event                        failed    no
     too many at once, its queue or KV full      503 server_overloaded: at once, Retry-After
     breaker open, or the day's neurons gone     502 engine_unavailable, 429 insufficient_quota: at once, Retry-After
 """
@@ -30,13 +32,15 @@ from hitsend.core.clock import Clock
 from hitsend.core.errors import InsufficientQuota, InvalidRequest, ServeError, ServerOverloaded, ShuttingDown
 from hitsend.core.request import Request
 from hitsend.serve.engine.breaker import RetryBudget
+from hitsend.serve.engine.hedge import Lost
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.openai_body import affinity, count_body
+from hitsend.serve.engine.opening import MAX_WHOLE_BYTES
 from hitsend.serve.engine.protocol import EngineState, Job
 from hitsend.serve.engine.replicas import Replica, Replicas
 from hitsend.serve.engine.terms import addresses, kind_of, terms_of
 from hitsend.serve.engine.upstream_embeddings import UpstreamEmbedding, embeddings_body
-from hitsend.serve.engine.upstream_generation import MAX_WHOLE_BYTES, OpenAIGeneration
+from hitsend.serve.engine.upstream_generation import OpenAIGeneration
 from hitsend.serve.engine.upstream_usage import MOST_TOKENS
 from hitsend.serve.engine.vllm_process import VllmProcess
 from hitsend.serve.loop.messages import EngineFacts
@@ -74,6 +78,8 @@ class OpenAIEngine:
         self.retries = RetryBudget(settings.retry_share)
         self.replicas = Replicas(settings, addresses(settings), self.terms.profile, clock, key=key)
         self._process = self._process_of(command) if command else None
+        self.on_lost: Callable[[Lost], None] = lambda _: None
+        """Told of each run that was left for a faster one."""
         self._on_tokens = on_tokens
         self._running: set[OpenAIGeneration] = set()
         self._is_stopping = False

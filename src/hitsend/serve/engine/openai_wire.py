@@ -105,6 +105,8 @@ class ChunkIn(_In, frozen=True, gc=False):
     usage: Any = None
     error: Any = None
     object: Any = None
+    code: Any = None
+    type: Any = None
     prompt_token_ids: tuple[int, ...] | None = None
 
 
@@ -234,9 +236,8 @@ class ChunkReader:
             raise Unreadable("an event that is no chat completion chunk") from error
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
-        if chunk.error or chunk.object == "error":
-            raise UpstreamSaid(chunk.error)
-        for choice in chunk.choices or ():
+        is_error = chunk.error or chunk.object == "error"
+        for choice in () if is_error else chunk.choices or ():
             index = choice.index or 0
             if not 0 <= index < len(self.counts):
                 raise Unreadable("a choice that was not asked for")
@@ -250,6 +251,8 @@ class ChunkReader:
             said = chunk.choices[-1].usage  # Kimi's place for it
         if said is not None:
             self._saids = ((said, sum(self.counts)), *self._saids[:1])
+        if is_error:
+            raise UpstreamSaid(chunk.error or {"code": chunk.code, "type": chunk.type})
 
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more

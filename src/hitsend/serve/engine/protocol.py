@@ -29,6 +29,7 @@ from hitsend.core.events import (
     Streamed,
 )
 from hitsend.core.request import Delta, Request, SampledToken, SamplingParams, ScoredToken, Usage
+from hitsend.core.route_events import Hedged
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.loop.messages import EngineFacts
 
@@ -122,6 +123,7 @@ EngineEvent = (
     | Sent
     | Answered
     | Streamed
+    | Hedged
     | Tokens
     | PromptScored
     | Delta

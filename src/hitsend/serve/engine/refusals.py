@@ -44,6 +44,23 @@ _MISFITS = {
     b"'max_completion_tokens' instead": 'wants another name: set max_tokens_field = "max_completion_tokens"',
 }
 """What a 400 or 422 says of fields that no client has sent, and what to do about it."""
+_STATUSES = {
+    word: status
+    for status, words in (
+        (
+            400,
+            "invalid_request_error invalid_request badrequesterror context_length_exceeded exceed_context_size_error",
+        ),
+        (401, "authentication_error invalid_api_key"),
+        (403, "permission_error permission_denied"),
+        (404, "model_not_found not_found_error notfounderror"),
+        (413, "request_too_large"),
+        (429, "rate_limit_exceeded rate_limit_error insufficient_quota"),
+    )
+    for word in words.split()
+}
+"""What an error's code or type stands for where no status says it: words of OpenAI, vLLM, Anthropic, llama-server and
+hitsend, 2026-11. All others are failures."""
 _WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 
@@ -103,12 +120,6 @@ def streamless(name: str) -> Refusal:
     return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
 
 
-def has_choices(body: bytes) -> bool:
-    """Whether a body that is no stream can be an answer."""
-    found = _decoded(body)
-    return isinstance(found, dict) and isinstance(found.get("choices"), list) and bool(found["choices"])
-
-
 def _is_stream(answer: UpstreamAnswer) -> bool:
     return answer.content_type == "text/event-stream"
 
@@ -127,6 +138,18 @@ def meant(said: Any, name: str, profile: Profile, *, wall: float, wait_s: float 
     return None
 
 
+def said(error: Any, name: str, profile: Profile, *, wall: float) -> Refusal:
+    """What an error in place of an answer's first word means, although a 200 stood above it."""
+    refusal = meant(error, name, profile, wall=wall)
+    if refusal is not None:
+        return refusal
+    found = next(_errors(error), _ErrorIn())
+    status = found.code if isinstance(found.code, int) and 400 <= found.code < 600 else None
+    words = [word.lower() for word in (found.code, found.type) if isinstance(word, str)]
+    status = status or next((_STATUSES[word] for word in words if word in _STATUSES), 500)
+    return _by_status(status, msgspec.json.encode(error), name, profile, None, how="in its answer")
+
+
 def _reacted(reaction: Reaction, text: str, wall: float, wait_s: float | None) -> Refusal:
     closed_s = _DAY_S - wall % _DAY_S if reaction.closes == "utc_midnight" else None
     wait_s = closed_s or wait_s or 1.0
@@ -142,22 +165,26 @@ def _reacted(reaction: Reaction, text: str, wall: float, wait_s: float | None) -
     return Refusal(error, reaction.may_repeat, reaction.outcome, closed_s)
 
 
-def _by_status(status: int, body: bytes, name: str, profile: Profile, wait_s: float | None) -> Refusal:
+def _by_status(
+    status: int, body: bytes, name: str, profile: Profile, wait_s: float | None, *, how: str | None = None
+) -> Refusal:
+    """`how` it was said, if not by the status itself."""
+    how = how or f"HTTP {status}"
     if status == 429:
-        text = f"The upstream {name} limits its requests (HTTP 429)."
+        text = f"The upstream {name} limits its requests ({how})."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
     if (why := _misfit(status, body, profile)) is not None:
         _log.error("the upstream %s %s", name, why)
         return Refusal(EngineUnavailable(f"The upstream {name} {why}."), outcome="ok")
     if status in (400, 404, 413, 422) or _names_length(body, profile):
-        return Refusal(_refused(status, body, name, profile), outcome="ok")
-    if status >= 500:
-        text = f"The upstream {name} failed (HTTP {status})."
+        return Refusal(_refused(status, body, name, profile, how), outcome="ok")
+    if status >= 500 or status == 408:
+        text = f"The upstream {name} failed ({how})."
         return Refusal(EngineUnavailable(text, retry_after_s=wait_s or 1.0), may_repeat=True)
     if status in (401, 403):
         _log.error("the upstream %s refuses this server's key (HTTP %d)", name, status)
     why = "redirected, which is not followed" if 300 <= status < 400 else "refused this server"
-    return Refusal(EngineUnavailable(f"The upstream {name} {why} (HTTP {status})."))
+    return Refusal(EngineUnavailable(f"The upstream {name} {why} ({how})."))
 
 
 def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
@@ -202,10 +229,10 @@ def _names_length(body: bytes, profile: Profile) -> bool:
     return profile.context_words is not None and profile.context_words.encode() in body
 
 
-def _refused(status: int, body: bytes, name: str, profile: Profile) -> ServeError:
+def _refused(status: int, body: bytes, name: str, profile: Profile, how: str) -> ServeError:
     error = next(_errors(_decoded(body)), _ErrorIn())
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
-    text = f"The upstream {name} refused the request ({', '.join([*named[:1], f'HTTP {status}'])})."
+    text = f"The upstream {name} refused the request ({', '.join([*named[:1], how])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     is_too_long = not _TOO_LONG.isdisjoint(named)
     is_too_long = is_too_long or _names_length(body, profile) or any(words in body for words in _TOO_LONG_WORDS)

@@ -23,14 +23,12 @@ MAX_REFUSAL_S = 5.0
 
 
 class UpstreamAnswer:
-    """A response whose head is there. `whole`: its body, where that was read already."""
+    """A response whose head is there."""
 
     def __init__(self, wire: Wire, line: "UpstreamLine") -> None:
         self._wire = wire
         self._line = line
         self._is_closed = False
-        self._heard: bytes | LineFailed = b""
-        self.whole: bytes | None = None
         self.status = wire.status
         self.headers = wire.headers
 
@@ -49,24 +47,11 @@ class UpstreamAnswer:
         LineFailed."""
         if self._is_closed:
             return b""
-        heard, self._heard = self._heard, b""
-        if isinstance(heard, LineFailed):
-            raise heard
-        return heard or await self._wire.read(is_patient=is_patient)
-
-    async def hear(self) -> None:
-        """Wait for its first bytes, or for what comes in their place; the next `read` has it."""
-        try:
-            self._heard = await self.read()
-        except LineFailed as failure:
-            self._heard = failure
+        return await self._wire.read(is_patient=is_patient)
 
     def unread(self) -> bytes:
         """What has come and was read by nobody."""
-        if self._is_closed:
-            return b""
-        heard, self._heard = self._heard, b""
-        return (b"" if isinstance(heard, LineFailed) else heard) + self._wire.unread()
+        return b"" if self._is_closed else self._wire.unread()
 
     async def read_refusal(self) -> bytes:
         """A body of bounded size, as far as it comes in a bounded time; never fails. Cancelling it closes it."""

@@ -6,33 +6,46 @@ every choice did is an error, never a stop; closing it closes its connection at 
 breaker is told once per attempt how it went. Next: `openai_wire.py`.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, ServeError
 from hitsend.core.events import Answered, FirstToken, Sent, Streamed
-from hitsend.core.request import Delta, Request, Usage
+from hitsend.core.request import Delta, Usage
+from hitsend.core.route_events import Hedged
 from hitsend.serve.engine.breaker import Outcome
-from hitsend.serve.engine.hedge import Asked, Asking, first_to_speak, spoken
+from hitsend.serve.engine.hedge import Lost, first_to_speak
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
+from hitsend.serve.engine.opening import PATIENCE_S, Opened, ending
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, has_choices, known, meant, refusal_of, streamless
+from hitsend.serve.engine.refusals import Refusal, broken, meant
 from hitsend.serve.engine.replicas import Replica
 from hitsend.serve.engine.schema_calls import CallsReader, is_forced
-from hitsend.serve.engine.terms import Terms
 from hitsend.serve.engine.upstream import UpstreamAnswer
 
 if TYPE_CHECKING:
     from hitsend.serve.engine.openai import OpenAIEngine
 
-MAX_WHOLE_BYTES = 16 * 1024 * 1024
-"""Of an answer that is no stream."""
+
+LATE_BILL_S = 0.1
+"""How long a bill is waited for behind the end of an answer that had none."""
+
+
+class _Try:
+    """One server of several that are asked at once."""
+
+    def __init__(self, replica: Replica, ticket: int, began_at: float) -> None:
+        self.replica = replica
+        self.ticket = ticket
+        self.began_at = began_at
+        self.opened: Opened | None = None
 
 
 class OpenAIGeneration:
@@ -51,9 +64,10 @@ class OpenAIGeneration:
         self._body = encode_body(job.chat, job.max_tokens, terms)
         self._merges = not job.chat.stream
         self._prompts = job.chat.prompts
-        self._reader = _reader_of(job, job.chat, terms, merges=self._merges)
+        self._reader = self._new_reader()
         self._events: deque[EngineEvent] = deque()
         self._answer: UpstreamAnswer | None = None
+        self._opening: list[UpstreamAnswer] = []
         self._answered_at: float | None = None
         self._error: ServeError | None = None
         self._outcome: Outcome = "left"
@@ -120,6 +134,8 @@ class OpenAIGeneration:
             return
         self._is_over = True
         self._outcome = outcome
+        for answer in self._opening:
+            answer.close()
         if self._answer is not None:
             if self._merges and outcome == "left" and (unread := self._answer.unread()):
                 self._num_bytes += len(unread)
@@ -135,18 +151,21 @@ class OpenAIGeneration:
         self._engine.left(self)
 
     async def _open(self) -> None:
-        """Ask, at most twice."""
+        """Ask, at most twice, until the first word of an answer is there."""
         is_again = False
         while self._answer is None and not self._is_over:
             self._events.append(Sent(self._now(), 2 if is_again else 1))
             self._has_reached = True
-            answer, refusal = await self._asked(may_hedge=not is_again)
-            status = None if answer is None else answer.status
+            opened = await self._asked(may_hedge=not is_again)
+            answer, refusal = opened.answer, opened.refusal
             if self._was_ended(answer):
                 return
+            self._reader = opened.reader
+            status = None if answer is None else answer.status
             if refusal is None:
-                self._answer, self._answered_at = answer, self._now()
+                self._answer, self._answered_at, self._num_bytes = answer, opened.answered_at, opened.num_bytes
                 self._events.append(Answered(self._answered_at, status, "ok"))
+                self._took(opened.deltas, is_at_end=opened.is_at_end)
                 return
             self._has_reached = isinstance(refusal.error, EngineTimeout)  # else it did no work
             may_repeat = refusal.may_repeat and not (is_again or self._is_hedged)
@@ -155,7 +174,7 @@ class OpenAIGeneration:
             is_again = True
             if will_retry:
                 self._go_elsewhere(refusal)
-            elif not self._is_over:
+            else:
                 self._error = refusal.error
                 self._end(refusal.outcome)
             if refusal.closed_s is not None:
@@ -167,54 +186,83 @@ class OpenAIGeneration:
             answer.close()
         return self._is_over
 
-    async def _asked(self, *, may_hedge: bool) -> Asked:
+    async def _asked(self, *, may_hedge: bool) -> Opened:
         """One attempt; or two at once, where the settings say so and the first server is silent."""
         after_s = self._engine.settings.hedge_after_s
         if not (after_s and may_hedge):
-            return await self._ask(self._replica)
-        other: list[tuple[Replica, int]] = []
+            return await self._ask(self._replica, None if self._merges else PATIENCE_S)
+        tries = [_Try(self._replica, self._ticket, self._now())]
 
-        def second() -> Asking | None:
+        async def ask(one: _Try) -> Opened:
+            one.opened = await self._ask(one.replica, None)
+            return one.opened
+
+        def second() -> Coroutine[Any, Any, Opened] | None:
             replica = self._engine.another(self._replica)
             if replica is self._replica or not self._engine.retries.take():
                 return None
             self._is_hedged = True
-            other.append((replica, replica.enter()))
+            tries.append(_Try(replica, replica.enter(), self._now()))
             self._events.append(Sent(self._now(), 2))
-            return spoken(self._ask(replica))
+            return ask(tries[1])
 
+        chosen = 0
         try:
-            heard = await first_to_speak(spoken(self._ask(self._replica)), second, after_s)
-        except BaseException:
-            for replica, ticket in other:
-                replica.leave(ticket, "left")
-            raise
-        for replica, ticket in other:
-            if self._is_over or heard.number == 0:  # ended meanwhile: its own place is given back already
-                replica.leave(ticket, "left" if self._is_over else heard.outcomes[1])
-            else:
-                self._replica.leave(self._ticket, heard.outcomes[0])
-                self._replica, self._ticket = replica, ticket
-        return heard.asked
+            chosen = await first_to_speak(ask(tries[0]), second, after_s)
+        finally:
+            self._leave_other(tries, chosen)
+        opened = tries[chosen].opened
+        assert opened is not None
+        return opened
 
-    async def _ask(self, replica: Replica) -> Asked:
+    def _leave_other(self, tries: list[_Try], chosen: int) -> None:
+        """Of two that were asked, one goes on; what the other may have cost gets a row of its own."""
+        if len(tries) == 1:
+            return
+        mine, other = tries[chosen], tries[1 - chosen]
+        refusal = None if other.opened is None else other.opened.refusal
+        if self._is_over:  # the first one's place was given back then
+            tries[1].replica.leave(tries[1].ticket, "left")
+        else:
+            other.replica.leave(other.ticket, "left" if refusal is None else refusal.outcome)
+            self._replica, self._ticket = mine.replica, mine.ticket
+        if other.opened is not None and not other.opened.may_have_worked:
+            return
+        seen = Usage() if other.opened is None else other.opened.usage
+        usage = msgspec.structs.replace(seen, prompt_tokens=seen.prompt_tokens or self._job.num_prompt_estimated)
+        assert self._job.chat is not None
+        lost = Lost(self._job.chat, usage, other.began_at)
+        self._events.append(Hedged(other.began_at, self._now(), lost.request_id, chosen == 1))
+        self._engine.on_lost(lost)
+
+    async def _ask(self, replica: Replica, patience_s: float | None) -> Opened:
         """Ask one server."""
         name, profile, wall = self._engine.name, self._engine.terms.profile, self._engine.clock.wall()
-        answer: UpstreamAnswer | None = None
+        opened = Opened(self._new_reader())
         try:
             answer = await replica.line.post(self._path, self._body, self._job.traceparent, headers=self._headers)
-            refusal = await refusal_of(answer, name, profile, wall=wall)
-            if refusal is None and answer.content_type != "text/event-stream":
-                answer.whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
-                refusal = known(answer.whole, name, profile, wall=wall)
-                if refusal is None and not (profile.is_lenient or has_choices(answer.whole)):
-                    refusal = streamless(name)
-            if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
-                refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
         except LineFailed as failure:
-            is_unanswered = failure.is_unanswered and answer is None
-            return None, Refusal(broken(failure, name), may_repeat=is_unanswered)
-        return answer, refusal
+            opened.refusal = Refusal(broken(failure, name), may_repeat=failure.is_unanswered)
+            return opened
+        opened.answered_at = self._now()
+        self._opening.append(answer)
+        try:
+            await opened.read(answer, name, profile, wall, patience_s)
+        finally:
+            self._opening.remove(answer)
+        if opened.refusal is not None and isinstance(opened.refusal.error, ContextLengthExceeded):
+            opened.refusal.error.param = "prompt" if self._prompts else "messages"  # some name a field of their own
+        return opened
+
+    def _new_reader(self) -> ChunkReader:
+        job, terms = self._job, self._engine.terms
+        assert job.chat is not None
+        profile = terms.profile
+        if profile.is_lenient:
+            return LenientReader(job.n, job.max_tokens)
+        if is_forced(job.chat, terms):
+            return CallsReader(job.n, skips_null=profile.skips_null)
+        return ChunkReader(job.n, merges=self._merges, skips_null=profile.skips_null)
 
     def _go_elsewhere(self, refusal: Refusal) -> None:
         """The second attempt is another server's, where there is another."""
@@ -225,9 +273,9 @@ class OpenAIGeneration:
             self._ticket = other.enter()
 
     async def _read(self, answer: UpstreamAnswer) -> None:
-        if answer.whole is not None:
-            self._num_bytes += len(answer.whole)
-            self._took(self._reader.feed_whole(answer.whole), is_at_end=True)
+        if self._reader.is_done:
+            await self._read_bill(answer)
+            self._end("ok")
             return
         try:
             data = await answer.read(is_patient=self._merges and self._has_first)
@@ -235,9 +283,17 @@ class OpenAIGeneration:
             self._stop_short(broken(failure, self._engine.name))
             return
         self._num_bytes += len(data)
-        # an answer that surely wasn't cut may lack the empty line behind its last event
-        ending = b"\n\n" if answer.is_framed else b""
-        self._took(self._reader.feed(data or ending), is_at_end=not data)
+        self._took(self._reader.feed(data or ending(answer)), is_at_end=not data)
+
+    async def _read_bill(self, answer: UpstreamAnswer) -> None:
+        """Behind [DONE], where some write it. An answer that ends is waited for no longer."""
+        try:
+            async with asyncio.timeout(LATE_BILL_S):
+                while not (self._reader.is_used_up or self._reader.fault) and (data := await answer.read()):
+                    self._num_bytes += len(data)
+                    self._reader.feed(data)
+        except (TimeoutError, LineFailed):
+            pass  # it was whole without it
 
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
         if deltas:
@@ -246,7 +302,8 @@ class OpenAIGeneration:
             self._stop_at(self._reader.fault)
         elif self._reader.is_done or is_at_end:
             if self._reader.is_finished:
-                self._end("ok")
+                if is_at_end or self._reader.is_used_up:
+                    self._end("ok")  # else what came is passed on first
             else:
                 self._stop_short(EngineFailed(f"The upstream {self._engine.name} ended its answer before its end."))
 
@@ -285,15 +342,6 @@ class OpenAIGeneration:
             return
         self._error = error
         self._end(outcome)
-
-
-def _reader_of(job: Job, request: Request, terms: Terms, *, merges: bool) -> ChunkReader:
-    profile = terms.profile
-    if profile.is_lenient:
-        return LenientReader(job.n, job.max_tokens)
-    if is_forced(request, terms):
-        return CallsReader(job.n, skips_null=profile.skips_null)
-    return ChunkReader(job.n, merges=merges, skips_null=profile.skips_null)
 
 
 def merged(deltas: list[Delta]) -> list[Delta]:

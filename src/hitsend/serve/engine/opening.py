@@ -1,0 +1,118 @@
+"""One attempt at an upstream, from its head to the first word of its answer.
+
+Enters: an answer whose head is there. Leaves: an `Opened`: its first words, or the refusal that came in their place.
+Always true: an error in place of an answer is a refusal, whatever status stood above it, and so is an answer that ends
+before it has begun, so that both can still become a status, or another attempt; what was refused did no work, unless
+it gave a usage or ran out of time; a closed answer is read no further. Next: `openai_wire.py`.
+"""
+
+import asyncio
+
+import msgspec
+
+from hitsend.core.errors import EngineFailed, EngineTimeout
+from hitsend.core.request import Delta, Usage
+from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
+from hitsend.serve.engine.profiles import Profile
+from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of, said, streamless
+from hitsend.serve.engine.upstream import UpstreamAnswer
+
+MAX_WHOLE_BYTES = 16 * 1024 * 1024
+"""Of an answer that is no stream."""
+PATIENCE_S = 10.0
+"""How long a first word is waited for after the head: then the client gets its own head, and pings."""
+
+
+class Opened(msgspec.Struct):
+    """`deltas`: what came of the answer so far, read from `num_bytes` by `reader`; `is_at_end`: no more will."""
+
+    reader: ChunkReader
+    answered_at: float = 0.0
+    answer: UpstreamAnswer | None = None
+    refusal: Refusal | None = None
+    deltas: list[Delta] = []
+    num_bytes: int = 0
+    is_at_end: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is an answer: anything of it came, be it only its end."""
+        return any(self.reader.counts) or self.reader.is_finished or any(not one.prompt_ids for one in self.deltas)
+
+    @property
+    def may_have_worked(self) -> bool:
+        """Whether it has a cost: it spoke, fell silent over it, or said so."""
+        refusal = self.refusal
+        return refusal is None or isinstance(refusal.error, EngineTimeout) or bool(self.usage.total_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """As far as it came."""
+        seen = self.reader.usage or Usage()
+        return msgspec.structs.replace(seen, completion_tokens=max(seen.completion_tokens, sum(self.reader.counts)))
+
+    async def read(
+        self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float, patience_s: float | None
+    ) -> None:
+        """From the head of `answer` on. Cancelling it closes that; of what is refused nothing is open any more."""
+        self.answer = answer
+        try:
+            self.refusal = await refusal_of(answer, name, profile, wall=wall)
+            if self.refusal is None:
+                self.refusal = await self._begin(answer, name, profile, wall, patience_s)
+        except LineFailed as failure:
+            is_untouched = _is_stream(answer) and not self.num_bytes and not failure.is_timeout
+            self.refusal = Refusal(broken(failure, name), may_repeat=is_untouched)
+        except BaseException:
+            answer.close()
+            raise
+        if self.refusal is not None:
+            answer.close()
+
+    async def _begin(
+        self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float, patience_s: float | None
+    ) -> Refusal | None:
+        if not _is_stream(answer):
+            whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
+            if (refusal := known(whole, name, profile, wall=wall)) is not None:
+                return refusal
+            self.num_bytes, self.deltas, self.is_at_end = len(whole), self.reader.feed_whole(whole), True
+        else:
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._hear(answer)
+            except TimeoutError:
+                return None
+        return None if self.has_begun else self._nothing(answer, name, profile, wall)
+
+    async def _hear(self, answer: UpstreamAnswer) -> None:
+        reader = self.reader
+        while not (self.has_begun or self.is_at_end or reader.is_done or reader.fault is not None):
+            data = await answer.read()
+            self.num_bytes += len(data)
+            self.is_at_end = not data
+            self.deltas = [*self.deltas, *reader.feed(data or ending(answer))]
+
+    def _nothing(self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float) -> Refusal:
+        """Why it is over before it began."""
+        fault = self.reader.fault
+        if isinstance(fault, UpstreamSaid):
+            refusal = said(fault.said, name, profile, wall=wall)
+            # what it bills it has done
+            return msgspec.structs.replace(refusal, may_repeat=refusal.may_repeat and self.reader.usage is None)
+        if fault is not None:
+            return Refusal(EngineFailed(f"The upstream {name} sent {fault}."))
+        if not _is_stream(answer):
+            return streamless(name)
+        error = EngineFailed(f"The upstream {name} ended its answer before its end.")
+        return Refusal(error, may_repeat=not self.num_bytes)
+
+
+def _is_stream(answer: UpstreamAnswer) -> bool:
+    return answer.content_type == "text/event-stream"
+
+
+def ending(answer: UpstreamAnswer) -> bytes:
+    """What an answer that surely wasn't cut may lack: the empty line behind its last event."""
+    return b"\n\n" if answer.is_framed else b""
