@@ -83,7 +83,7 @@ class EngineSettings(Section, frozen=True):
     kv_budget_bytes: Count = 2 * 1024 * 1024 * 1024
     """Memory for the KV cache; 0: as much as `num_slots` times `context` takes."""
     memory_budget_bytes: Positive | None = None
-    """The processes of all embedded models, predicted before they start, saved prefixes apart; default: no bound."""
+    """Of all embedded models but `embedding_model`, as predicted; saved prefixes come on top. Default: no bound."""
     kv_mode: Literal["auto", "per_stream", "unified"] = "auto"
     """per_stream: each sequence its own cells (faster); unified: one pool; auto: unified where `context` needs it."""
     step_tokens: Positive = 512

@@ -44,3 +44,14 @@ async def test_a_batch_can_be_withdrawn_until_the_model_has_it(embedder: Embedde
     with pytest.raises(asyncio.CancelledError):
         await second.vectors()
     assert embedder.state()["waiting"] == 0
+
+
+async def test_a_context_beyond_the_training_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = EngineSettings(embedding_model=PACKAGED, embedding_context=100_000)
+    found = await asyncio.to_thread(find_embedder, settings, tmp_path)
+    assert found is not None
+    await found.start()
+    await found.stop()
+    assert found.facts.max_tokens == 512
+    said = [record.getMessage() for record in caplog.records if "embedding_context" in record.getMessage()]
+    assert said == [f"engine.embedding_context is 100000, {found.model} was trained on 512 tokens"]

@@ -13,7 +13,7 @@ from hitsend.serve.engine.shape import memory_shape, plan_cells
 from hitsend.serve.engine.sizing import sizes
 from hitsend.serve.engine.speculating import way_to_speculate
 from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.serve.engine.unmet import Known, check_settings, undrafted, unmet, without_model
+from hitsend.serve.engine.unmet import Known, check_settings, uncounted, undrafted, unmet, without_model
 from hitsend.settings import EngineSettings
 from tests.engine.test_layouts import tiny
 from tests.engine.test_shape import SMOL, a_hybrid
@@ -120,6 +120,12 @@ def test_without_a_model_its_settings_are_for_nobody():
 
 THE = struct.pack("<Q", 5) + "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}the".encode()
 """A word as the file has it."""
+
+
+def test_a_budget_says_what_it_does_not_cover():
+    (line,) = uncounted(EngineSettings(memory_budget_bytes=5, embedding_model="e.gguf"))
+    assert line == "engine.memory_budget_bytes is 5: the process of engine.embedding_model e.gguf isn't counted in it"
+    assert uncounted(EngineSettings(memory_budget_bytes=5)) == uncounted(EngineSettings(embedding_model="e")) == []
 
 
 class Narrow:

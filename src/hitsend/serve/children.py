@@ -25,7 +25,7 @@ from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
 from hitsend.serve.engine.pooled import ModelPool
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
-from hitsend.serve.engine.unmet import check_settings, without_model
+from hitsend.serve.engine.unmet import check_settings, uncounted, without_model
 from hitsend.serve.engine.weights import laid_out
 from hitsend.serve.pools import LocalModel, Pools, adapters_of, build_pools, check_names, hold_layouts
 from hitsend.serve.upstreams import NO_UPSTREAMS, Upstreams, build_upstreams
@@ -137,8 +137,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
     for part in starting:
         stack.push_async_callback(part.stop)
     await asyncio.gather(text.start(), *(part.start() for part in starting))
-    for line in without_model(settings.engine, has_pools=pools is not None):
-        logger.warning(line)
+    say_unmet((*without_model(settings.engine, has_pools=pools is not None), *uncounted(settings.engine)))
     if engine is not None:
         say_unmet(engine.facts.unmet)
     return children

@@ -118,6 +118,9 @@ class Embedder:
         except (ConfigError, ServeError):
             await self.stop()
             raise
+        wanted, most = self._settings.embedding_context, self.facts.max_tokens
+        if wanted > most:
+            _log.warning("engine.embedding_context is %d, %s was trained on %d tokens", wanted, self.model, most)
 
     async def stop(self) -> None:
         """End the child; whoever waits gets an error. Safe to call twice."""

@@ -66,6 +66,22 @@ class Answer(msgspec.Struct, frozen=True):
     weights_bytes: int = 0
     peak_bytes: int = 0
 
+    def best_with(self, other: "Answer") -> "Answer":
+        """The better speeds of two measurements of the same."""
+        return msgspec.structs.replace(
+            self,
+            prefill=max(self.prefill, other.prefill),
+            decode={width: max(speed, other.decode[width]) for width, speed in self.decode.items()},
+            alone=max(self.alone, other.alone),
+            peak_bytes=max(self.peak_bytes, other.peak_bytes),
+        )
+
+    def times_apart(self, other: "Answer") -> float:
+        """How many times as fast the faster one was, in the figure in which that is most."""
+        pairs = [(self.prefill, other.prefill)]
+        pairs += [(speed, other.decode[width]) for width, speed in self.decode.items()]
+        return max(max(pair) / min(pair) for pair in pairs)
+
 
 def held_texts() -> list[bytes]:
     """The texts, by name."""

@@ -39,10 +39,11 @@ class Patience:
         return self._bound_s - (self._clock.now() - self._start)
 
     def begin(self, ways: Sequence[object], turns: int) -> None:
-        """Say what comes."""
-        self._ways, self._turns, self._start = len(ways), turns, self._clock.now()
+        """Say what comes: in each turn all of them, and the first one once more."""
+        self._ways, self._turns, self._start = len(ways) + 1, turns, self._clock.now()
         about = f"about {_span(self._bound_s)} at most"
-        self._say(f"{len(ways)} ways to run it: speed {turns} times each in turns, then perplexity; {about}")
+        each = f"speed {turns} times each in turns that end with the first one again"
+        self._say(f"{len(ways)} ways to run it: {each}, then perplexity; {about}")
 
     def has_time_for(self, turn: int) -> bool:
         """Whether another turn fits; the first one always does. Says so where it doesn't."""

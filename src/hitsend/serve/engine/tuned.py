@@ -47,6 +47,9 @@ LEAST_GAIN = 1.05
 EDITION = 3
 """Counts up when results of before can't be compared: other held texts, another way of measuring."""
 
+DISTURBED = 1.3
+"""So many times apart the same way isn't within one turn on a machine that nobody else uses."""
+
 _INPUT, _OUTPUT = 128, 64
 """The request that a gain is computed for."""
 
@@ -200,7 +203,7 @@ def tuned_now(
         say(f"this machine is busy (load {os.getloadavg()[0]:.1f}, {num_cores()} cores): speeds will be of the moment")
     files, is_whole = _files(source, models_dir, settings, say)
     ways = _ways(tuple(files), threads, settings.kv_type, is_quick=is_quick)
-    speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5)
+    speeds = _speeds(ways, files, settings, patience, turns=3 if is_quick else 5, say=say)
     losses = _losses(ways, files, settings, patience, speeds, is_quick=is_quick)
     rows = [_measured(way, speeds[way], losses.get(way), losses[ways[0]]) for way in ways]
     rows = [
@@ -230,9 +233,14 @@ def remember(result: Tuned, target: Path, say: Say) -> None:
 
 
 def _speeds(
-    ways: list[Way], files: dict[str, Path], settings: EngineSettings, patience: Patience, *, turns: int
+    ways: list[Way], files: dict[str, Path], settings: EngineSettings, patience: Patience, *, turns: int, say: Say
 ) -> dict[Way, list[Answer]]:
-    """Each way in turn, all of them again, as often as there is time."""
+    """Each way in turn, all of them again, as often as there is time.
+
+    What all others are compared with is measured at both ends of a turn, and its better figures count: where something
+    else ran at one of them, nothing may look like a gain because of that.
+    """
+    first = ways[0]
     speeds: dict[Way, list[Answer]] = {way: [] for way in ways}
     patience.begin(ways, turns)
     for turn in range(turns):
@@ -241,6 +249,14 @@ def _speeds(
         for number, way in enumerate(ways):
             patience.speed(turn, number, shown(way))
             speeds[way].append(_ask(files[way.layout], way, settings))
+        patience.speed(turn, len(ways), shown(first))
+        early, late = speeds[first][-1], _ask(files[first.layout], first, settings)
+        if early.times_apart(late) > DISTURBED:
+            say(
+                f"something else ran here: {first.layout} made {early.prefill:.0f} and {late.prefill:.0f} tokens/s of "
+                "prompts within one turn; the better figures count"
+            )
+        speeds[first][-1] = early.best_with(late)
     return speeds
 
 

@@ -53,6 +53,16 @@ def check_settings(settings: EngineSettings) -> None:
         )
 
 
+def uncounted(settings: EngineSettings) -> list[str]:
+    """What a budget doesn't cover."""
+    budget, model = settings.memory_budget_bytes, settings.embedding_model
+    if budget is None or model is None:
+        return []
+    return [
+        f"engine.memory_budget_bytes is {budget}: the process of engine.embedding_model {model} isn't counted in it"
+    ]
+
+
 def without_model(settings: EngineSettings, *, has_pools: bool) -> list[str]:
     """Where `engine.model` is `none`: what of the section is then for nobody."""
     if settings.model != NO_MODEL:
