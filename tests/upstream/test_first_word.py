@@ -50,6 +50,14 @@ SAID = [
     ({"error": {"type": "exceed_context_size_error", "code": 400}}, 400, "context_length_exceeded", False),
     ({"error": {"code": "engine_failed", "type": "server_error", "message": "SECRET"}}, 502, None, True),
     ({"error": "SECRET"}, 502, "engine_unavailable", True),
+    # TGI, whose stream of a request that it refuses is a 200 all the same
+    ({"error": "SECRET", "error_type": "validation"}, 400, "invalid_request", False),
+    (
+        {"error": "`inputs` tokens + `max_new_tokens` must be <= 2048", "error_type": "validation"},
+        *(400, "context_length_exceeded", False),
+    ),
+    ({"error": "SECRET", "error_type": "overloaded"}, 429, "rate_limit_exceeded", False),
+    ({"error": "SECRET", "error_type": "generation"}, 502, "engine_unavailable", True),
     ({"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]}, 502, "engine_unavailable", True),
 ]
 
