@@ -158,7 +158,7 @@ class StreamSettings(Section, frozen=True):
     """Server-sent events."""
 
     ping_s: Seconds = 10.0
-    """Silence after which a comment line is sent."""
+    """Silence after which a comment line is sent, from the request's arrival on."""
     stall_s: Seconds = 30.0
     """A client that doesn't read for so long is cut off."""
     pause_tokens: Positive = 256

@@ -65,7 +65,7 @@ class UpstreamBase(Section, frozen=True):
     """A field that it doesn't take is a 400 that names it, or left out, with a warning in answer and record."""
     counts_prompts: Literal["bytes", "embedded", "upstream", "tokenizer"] | None = None
     """What a prompt reserves: a bound from its bytes, or a tokenizer's count. Default: by `tokenizer` where it is set,
-    or `serve_model` is a folder with one, else vllm and llama_server their own, others bytes."""
+    or `serve_model` is a folder with one, else vllm, llama_server and hitsend their own, others bytes."""
     tokenizer: str | None = None
     """The tokenizer.json of the checkpoint that it serves, or the folder with it, tokenizer_config.json and perhaps
     chat_template.jinja: prompts are counted here by it. Needs the package tokenizers."""

@@ -2,16 +2,19 @@
 bill. Real sockets."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 
+from hitsend import settings
 from hitsend.core.events import Answered
-from hitsend.serve.engine import opening
+from hitsend.serve.app import running
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
 from hitsend.testing import check_stream
-from tests.mock_upstream import USAGE, good
+from tests.mock_upstream import USAGE, good, mock_upstream
 from tests.upstream.asking import ask, engine_of
-from tests.upstream.conftest import gateway
+from tests.upstream.conftest import PRICES, Gateway, gateway
 
 pytestmark = pytest.mark.slow  # waits for sockets
 
@@ -47,6 +50,14 @@ SAID = [
     ({"error": {"type": "exceed_context_size_error", "code": 400}}, 400, "context_length_exceeded", False),
     ({"error": {"code": "engine_failed", "type": "server_error", "message": "SECRET"}}, 502, None, True),
     ({"error": "SECRET"}, 502, "engine_unavailable", True),
+    # TGI, whose stream of a request that it refuses is a 200 all the same
+    ({"error": "SECRET", "error_type": "validation"}, 400, "invalid_request", False),
+    (
+        {"error": "`inputs` tokens + `max_new_tokens` must be <= 2048", "error_type": "validation"},
+        *(400, "context_length_exceeded", False),
+    ),
+    ({"error": "SECRET", "error_type": "overloaded"}, 429, "rate_limit_exceeded", False),
+    ({"error": "SECRET", "error_type": "generation"}, 502, "engine_unavailable", True),
     ({"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]}, 502, "engine_unavailable", True),
 ]
 
@@ -193,24 +204,83 @@ async def test_after_the_first_word_it_is_an_error_event_and_nothing_is_repeated
     assert len(gate.mock.calls) == 1
 
 
-async def test_a_first_word_that_takes_long_is_not_waited_for(gate, monkeypatch):
-    """The client gets its head and pings; what fails then can be an error event only."""
-    monkeypatch.setattr("hitsend.serve.engine.upstream_generation.PATIENCE_S", 0.05)
-    assert opening.PATIENCE_S == 10.0
-    may_fail = asyncio.Event()
+@asynccontextmanager
+async def pinging(folder, *mocks):
+    """A server that pings after 0.1 s, over an engine for each mock and a route over all of them."""
+    engines = tuple(
+        UpstreamSettings(name=f"e{at}", base_url=mock.url, models={f"m{at}": "far"}, prices=PRICES)
+        for at, mock in enumerate(mocks)
+    )
+    tree = settings.Settings(
+        server=settings.ServerSettings(data_dir=str(folder)),
+        engine=settings.EngineSettings(model="none"),
+        stream=settings.StreamSettings(ping_s=0.1),
+        engines=engines,
+        routes=(settings.RouteSettings(model="near", engines=tuple(one.name for one in engines)),),
+    )
+    async with running(tree) as server, aiohttp.ClientSession() as session:
+        yield Gateway(server.base_url, session, mocks[0])
+
+
+def slowly(then, *, with_head):
+    """Silent until the client was pinged twice."""
 
     async def script(call):
-        await call.start()
-        await may_fail.wait()
-        await call.event(openrouter(429))
+        if with_head:
+            await call.start()
+        await asyncio.sleep(0.35)
+        await then(call)
 
-    gate.mock.script = script
-    async with gate.ask(stream=True) as answer:
-        assert answer.status == 200
-        may_fail.set()
-        assert "error" in await answer.text()
-    record = await gate.record(answer.headers["x-request-id"])
-    assert record["error"]["code"] == "engine_failed"
+    return script
+
+
+async def ends(call):
+    await call.say("Hello", "!")
+    await call.finish(usage=USAGE)
+
+
+async def errs(call):
+    await call.event(openrouter(429))
+
+
+async def is_away(call):
+    await call.answer("503 No", {})
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (slowly(good, with_head=False), None),
+        (slowly(ends, with_head=True), None),
+        (slowly(errs, with_head=True), "rate_limit_exceeded"),
+        (slowly(is_away, with_head=False), "engine_unavailable"),
+    ],
+)
+async def test_who_waits_for_a_first_word_hears_pings_and_then_of_an_error_in_an_event(tmp_path, mock, script, code):
+    mock.script = script
+    async with pinging(tmp_path, mock) as gate:
+        status, text, answer = await gate.answer(stream=True, model="m0")
+        first = text.index("data: ")
+        assert (status, answer.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        assert text[:first].count(": ping\n\n") >= 2
+        seen = check_stream(text[first:].encode(), n=1, include_usage=False)
+        assert (seen.error or {}).get("code") == code
+        assert seen.texts == ({0: "Hello!"} if code is None else {})
+        record = await gate.record(answer.headers["x-request-id"])
+        assert record["ledger"]["completion_tokens"] == (3 if code is None else 0)
+        status, _, _ = await gate.answer(model="m0")
+        assert status == {None: 200, "rate_limit_exceeded": 429, "engine_unavailable": 502}[code], "nothing was sent"
+
+
+@pytest.mark.parametrize("script", [slowly(errs, with_head=True), slowly(is_away, with_head=False)])
+async def test_pings_keep_no_route_from_its_next_engine(tmp_path, mock, script):
+    async with mock_upstream() as other, pinging(tmp_path, mock, other) as gate:
+        mock.script = script
+        status, text, answer = await gate.answer(stream=True)
+        seen = check_stream(text[text.index("data: ") :].encode(), n=1, include_usage=False)
+        assert (status, seen.texts, seen.error) == (200, {0: "Hello!"}, None)
+        assert ": ping" in text
+        assert (await gate.record(answer.headers["x-request-id"]))["engine"] == "e1"
 
 
 async def test_a_client_that_leaves_before_the_first_word_closes_it_at_once(gate):

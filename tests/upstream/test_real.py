@@ -272,3 +272,25 @@ def children_of(pid, words):
         if parent == pid and words in line:
             found.append(int(folder.name))
     return found
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.model
+async def test_another_hitsend_counts_its_prompts_and_where_it_does_not_the_bound_holds(tmp_path):
+    async with in_front_of(tmp_path / "back", model="smollm2-135m") as back:
+        url = f"{back.url}/v1"
+        near = UpstreamSettings(name="near", server="hitsend", base_url=url, models={"near": "here"}, prices=PRICES)
+        async with in_front_of(tmp_path / "middle", near) as middle:
+            url = f"{middle.url}/v1"
+            far = UpstreamSettings(name="far", server="hitsend", base_url=url, models={"far": "near"}, prices=PRICES)
+            async with in_front_of(tmp_path / "front", far) as front:
+                for gate, model, is_exact in ((middle, "near", True), (front, "far", False)):
+                    for fields in ({}, {"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}):
+                        status, body, answer = await gate.answer(model=model, max_tokens=2, **fields)
+                        assert status == 200, body
+                        record = await gate.record(answer.headers["x-request-id"])
+                        held = next(one for one in record["events"] if one["type"] == "reserved")["input_tokens"]
+                        told = body["usage"]["prompt_tokens"]
+                        assert (held == told) if is_exact else (held > told), (model, fields)

@@ -1,8 +1,9 @@
 """`POST /v1/chat/completions`, and what every dialect's answer goes through: one request from first byte to last.
 
 Enters: an authenticated exchange, and how to read its body. Leaves: the answer on the wire, and a closed flight record.
-Always true: the body is read only inside the record (`recorded.py`), and nothing is sent before the pipeline's first
-word; dialects differ in how they read and write, never in what happens to a request. Next: `chat_response.py`.
+Always true: the body is read only inside the record (`recorded.py`), nothing but pings is sent before the pipeline's
+first word, and dialects differ in how they read and write, never in what happens to a request. Next:
+`chat_response.py`.
 """
 
 from functools import partial

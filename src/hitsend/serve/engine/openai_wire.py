@@ -107,6 +107,7 @@ class ChunkIn(_In, frozen=True, gc=False):
     object: Any = None
     code: Any = None
     type: Any = None
+    error_type: Any = None
     prompt_token_ids: tuple[int, ...] | None = None
 
 
@@ -252,7 +253,9 @@ class ChunkReader:
         if said is not None:
             self._saids = ((said, sum(self.counts)), *self._saids[:1])
         if is_error:
-            raise UpstreamSaid(chunk.error or {"code": chunk.code, "type": chunk.type})
+            is_apart = not chunk.error or isinstance(chunk.error, str)  # vLLM's older form, TGI's
+            own = {"code": chunk.code, "type": chunk.type or chunk.error_type, "message": chunk.error}
+            raise UpstreamSaid(own if is_apart else chunk.error)
 
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more

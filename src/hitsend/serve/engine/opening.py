@@ -6,8 +6,6 @@ before it has begun, so that both can still become a status, or another attempt;
 it gave a usage or ran out of time; a closed answer is read no further. Next: `openai_wire.py`.
 """
 
-import asyncio
-
 import msgspec
 
 from hitsend.core.errors import EngineFailed, EngineTimeout
@@ -20,8 +18,6 @@ from hitsend.serve.engine.upstream import UpstreamAnswer
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024
 """Of an answer that is no stream."""
-PATIENCE_S = 10.0
-"""How long a first word is waited for after the head: then the client gets its own head, and pings."""
 
 
 class Opened(msgspec.Struct):
@@ -52,15 +48,13 @@ class Opened(msgspec.Struct):
         seen = self.reader.usage or Usage()
         return msgspec.structs.replace(seen, completion_tokens=max(seen.completion_tokens, sum(self.reader.counts)))
 
-    async def read(
-        self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float, patience_s: float | None
-    ) -> None:
+    async def read(self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float) -> None:
         """From the head of `answer` on. Cancelling it closes that; of what is refused nothing is open any more."""
         self.answer = answer
         try:
             self.refusal = await refusal_of(answer, name, profile, wall=wall)
             if self.refusal is None:
-                self.refusal = await self._begin(answer, name, profile, wall, patience_s)
+                self.refusal = await self._begin(answer, name, profile, wall)
         except LineFailed as failure:
             is_untouched = _is_stream(answer) and not self.num_bytes and not failure.is_timeout
             self.refusal = Refusal(broken(failure, name), may_repeat=is_untouched)
@@ -70,20 +64,14 @@ class Opened(msgspec.Struct):
         if self.refusal is not None:
             answer.close()
 
-    async def _begin(
-        self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float, patience_s: float | None
-    ) -> Refusal | None:
+    async def _begin(self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float) -> Refusal | None:
         if not _is_stream(answer):
             whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
             if (refusal := known(whole, name, profile, wall=wall)) is not None:
                 return refusal
             self.num_bytes, self.deltas, self.is_at_end = len(whole), self.reader.feed_whole(whole), True
         else:
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._hear(answer)
-            except TimeoutError:
-                return None
+            await self._hear(answer)
         return None if self.has_begun else self._nothing(answer, name, profile, wall)
 
     async def _hear(self, answer: UpstreamAnswer) -> None:

@@ -55,12 +55,13 @@ _STATUSES = {
         (403, "permission_error permission_denied"),
         (404, "model_not_found not_found_error notfounderror"),
         (413, "request_too_large"),
-        (429, "rate_limit_exceeded rate_limit_error insufficient_quota"),
+        (422, "validation template_error tool_error missing_template_variable"),
+        (429, "rate_limit_exceeded rate_limit_error insufficient_quota overloaded"),
     )
     for word in words.split()
 }
-"""What an error's code or type stands for where no status says it: words of OpenAI, vLLM, Anthropic, llama-server and
-hitsend, 2026-11. All others are failures."""
+"""What an error's code or type stands for where no status says it: words of OpenAI, vLLM, Anthropic, llama-server, TGI
+and hitsend, 2026-11. All others are failures."""
 _WAITED = frozenset({"insufficient_quota", "server_overloaded", "rate_limit_exceeded", "engine_unavailable"})
 
 

@@ -23,7 +23,7 @@ from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
-from hitsend.serve.engine.opening import PATIENCE_S, Opened, ending
+from hitsend.serve.engine.opening import Opened, ending
 from hitsend.serve.engine.protocol import EngineEvent, Job, Produced
 from hitsend.serve.engine.refusals import Refusal, broken, meant
 from hitsend.serve.engine.replicas import Replica
@@ -190,11 +190,11 @@ class OpenAIGeneration:
         """One attempt; or two at once, where the settings say so and the first server is silent."""
         after_s = self._engine.settings.hedge_after_s
         if not (after_s and may_hedge):
-            return await self._ask(self._replica, None if self._merges else PATIENCE_S)
+            return await self._ask(self._replica)
         tries = [_Try(self._replica, self._ticket, self._now())]
 
         async def ask(one: _Try) -> Opened:
-            one.opened = await self._ask(one.replica, None)
+            one.opened = await self._ask(one.replica)
             return one.opened
 
         def second() -> Coroutine[Any, Any, Opened] | None:
@@ -235,7 +235,7 @@ class OpenAIGeneration:
         self._events.append(Hedged(other.began_at, self._now(), lost.request_id, chosen == 1))
         self._engine.on_lost(lost)
 
-    async def _ask(self, replica: Replica, patience_s: float | None) -> Opened:
+    async def _ask(self, replica: Replica) -> Opened:
         """Ask one server."""
         name, profile, wall = self._engine.name, self._engine.terms.profile, self._engine.clock.wall()
         opened = Opened(self._new_reader())
@@ -247,7 +247,7 @@ class OpenAIGeneration:
         opened.answered_at = self._now()
         self._opening.append(answer)
         try:
-            await opened.read(answer, name, profile, wall, patience_s)
+            await opened.read(answer, name, profile, wall)
         finally:
             self._opening.remove(answer)
         if opened.refusal is not None and isinstance(opened.refusal.error, ContextLengthExceeded):

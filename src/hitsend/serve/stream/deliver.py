@@ -7,7 +7,8 @@ and what was seen of the client: bytes, chunks, time blocked. Always true:
 - a client that has gone is noticed at once in every phase, because `receive()` is watched beside the work. Starlette's
   StreamingResponse doesn't do that under ASGI >= 2.4. Under uvicorn a half-closed connection counts as gone;
 - nothing is sent before the work has yielded once, so an error until then is raised to the caller, who can still choose
-  a status; an error after that is one error frame and the end of the response: no [DONE], no finish reason;
+  a status, unless a stream has had to be pinged by then; an error after that is one error frame and the end of the
+  response: no [DONE], no finish reason;
 - a frame that can't be written for `stall_s` ends the request: the iterator isn't asked for more in the meantime, which
   is how a slow client's generation comes to be paused.
 Next: `connection.py`.
@@ -64,6 +65,7 @@ class Delivery:
         self._deadline = clock.now() + settings.request_timeout_s
         self._has_left = self._is_ending = False
         self._last_frames = b""
+        self._head: list[Header] = []
         self.has_started = False
         self.num_bytes = 0
         self.num_chunks = 0
@@ -77,15 +79,15 @@ class Delivery:
     ) -> Exception | None:
         """Send frames as they come, pings in between. Returns the error that became an error frame, or None.
 
-        Raises whatever ends the work before its first frame, and ClientGone whenever the client left.
+        Raises whatever ends the work before anything was sent, and ClientGone whenever the client left.
         """
-        start = [*sse.HEADERS, *headers]
+        self._head = [*sse.HEADERS, *headers]
 
         async def work() -> None:
             async with aclosing(frames):
                 async for frame in frames:
                     if not self.has_started:
-                        await self._start(start)
+                        await self._start(self._head)
                     await self._write(frame)
                     self._last_frames = frame
 
@@ -100,7 +102,7 @@ class Delivery:
             failed = error  # headers are out: the only place left for it is the stream itself
             await self._within_stall(self._write(error_frame(error)))
         if not self.has_started:
-            await self._within_stall(self._start(start))
+            await self._within_stall(self._start(self._head))
         await self._within_stall(self._write(b"", is_last=True))
         return failed
 
@@ -166,6 +168,8 @@ class Delivery:
 
     async def _ping(self) -> None:
         if self._is_idle():  # a frame may have come since the clock was asked
+            if not self.has_started:
+                await self._start(self._head)
             await self._write(sse.PING)
 
     def _look_later(self, course: Course) -> None:
@@ -185,7 +189,7 @@ class Delivery:
 
     def _is_idle(self) -> bool:
         """Whether the client has heard nothing for so long that it needs a ping."""
-        if not self.has_started or self._write_started_at is not None:
+        if self._write_started_at is not None:
             return False
         is_silent = self._clock.now() - self._last_write_at >= self._settings.ping_s
         return is_silent and not sse.is_end(self._last_frames)
@@ -197,12 +201,12 @@ class Delivery:
         if self._write_started_at is not None:
             due.append(self._write_started_at + settings.stall_s)
         elif wants_pings:
-            due.append((self._last_write_at if self.has_started else now) + settings.ping_s)
+            due.append(self._last_write_at + settings.ping_s)
         return max(0.0, min(due) - now)
 
     async def _start(self, headers: list[Header]) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.has_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         self._is_ending = self._is_ending or is_last
