@@ -59,7 +59,7 @@ class EngineSettings(Section, frozen=True):
     libllama: str | None = None
     """Path of a libllama shared library; default is the one in the xllamacpp package."""
     blas: str | None = None
-    """Path of a ggml BLAS backend for that library: computes prompts where the weights' type has no wide kernels."""
+    """Path of a ggml backend for that library, BLAS or ZenDNN: computes products where weights of their type gain."""
     embedding_model: str | None = None
     """What `/v1/embeddings` runs: a GGUF path or name, `all-minilm-l6-v2`, or hf:owner/repo[:file]; none by default."""
     embedding_context: Count = 0

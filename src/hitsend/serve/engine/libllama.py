@@ -47,6 +47,9 @@ OLDEST_BUILD = 8146
 UNKNOWN, CONTROL, USER_DEFINED, STRIPS_LEFT, STRIPS_RIGHT = 1, 8, 16, 128, 256
 """Token attributes, bits of `llama_vocab_get_attr`."""
 
+ZENDNN = "zendnn"
+"""In the name of a file: ggml's backend that keeps a copy of the weights, laid out for bfloat16 instructions."""
+
 SPIN_COUNT = 300
 """How long threads spin at a barrier before they sleep. Milliseconds per decode step of 8 sequences on two cores, alone
 and beside a second engine on the same cores: 0 gives 44 and 61, 300: 32 and 66, 1000: 30 and 77, 3000: 34 and 115, and
@@ -105,9 +108,9 @@ class Library:
         return Path(self.path).name.startswith(_PACKAGE)
 
     @property
-    def has_backends(self) -> bool:
-        """Whether any was added."""
-        return bool(self._backends)
+    def has_blas(self) -> bool:
+        """Whether a BLAS was added, which makes all weights 32-bit numbers before each product."""
+        return any(ZENDNN not in name for name in self._backends)
 
     def load_backend(self, path: str, where: str) -> None:
         """One more of ggml's backends, for all models that are loaded from now on. Raises ConfigError."""

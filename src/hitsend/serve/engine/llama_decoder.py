@@ -146,7 +146,7 @@ class LlamaDecoder(Slots):
         if self._is_unified and self.head is None and not (drafted and self.is_recurrent):
             calls = cut_in_order(count, self._call_tokens)
         else:
-            has_blas = self._lib.has_backends
+            has_blas = self._lib.has_blas
             calls = cut_by_length(batch.slots, batch.positions, self._call_tokens, has_blas=has_blas)
         if not self.expect(drafted, calls.sizes[-1]):
             raise DecoderFailed("these drafts could not be taken back", is_fatal=False)

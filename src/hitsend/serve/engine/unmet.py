@@ -11,7 +11,7 @@ import msgspec
 
 from hitsend.core.errors import ConfigError
 from hitsend.gguf import GgufHeader, read_header
-from hitsend.serve.engine.blas import gains_by_blas
+from hitsend.serve.engine.blas import gains_by
 from hitsend.serve.engine.models import NO_MODEL
 from hitsend.serve.engine.shape import SNAPSHOTS, CellPlan, MemoryShape, memory_shape
 from hitsend.settings import EngineSettings
@@ -115,10 +115,9 @@ def _layout(settings: EngineSettings, known: Known) -> Iterator[str]:
             f"engine.layout_max_loss is {settings.layout_max_loss:g}, but engine.layout is {settings.layout}: "
             "it only bounds what auto may choose"
         )
-    if settings.blas is not None and not gains_by_blas(known.header):
+    if settings.blas is not None and not gains_by(settings.blas, known.header):
         yield (
-            f"engine.blas is {settings.blas}: it isn't loaded, since libllama has kernels of its own for several "
-            "tokens of these weights"
+            f"engine.blas is {settings.blas}: it isn't loaded, since libllama's own kernels suit these weights better"
         )
 
 

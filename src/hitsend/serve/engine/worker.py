@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         return 1
     loop = Loop(
         decoder,
-        limits_of(config.settings, has_blas=decoder.model.library.has_backends),
+        limits_of(config.settings, has_blas=decoder.model.library.has_blas),
         clock,
         compiler,
         speculator,
