@@ -39,10 +39,13 @@ NATIVE = pathlib.Path(__file__).resolve().parents[1] / ".native/build/bin"
 """What `make native native-server` compiles."""
 
 
-def compiled() -> tuple[str, ...]:
-    """The settings with which hitsend uses it, as `make serve` does."""
-    blas = NATIVE / "libggml-blas.so"
-    return (f"engine.libllama={NATIVE / 'libllama.so'}", *([f"engine.blas={blas}"] if blas.exists() else []))
+def compiled(layout: str | None = None) -> tuple[str, ...]:
+    """The settings with which hitsend uses it, as `make serve` does; for bf16 ZenDNN, where it was put there."""
+    blas, zendnn = NATIVE / "libggml-blas.so", NATIVE / "libggml-zendnn.so"
+    library = f"engine.libllama={NATIVE / 'libllama.so'}"
+    if layout == "bf16" and zendnn.exists():
+        return library, f"engine.blas={zendnn}", "engine.num_threads_alone=1"
+    return library, *([f"engine.blas={blas}"] if blas.exists() else [])
 
 
 def bundled_gguf() -> str:
@@ -185,6 +188,7 @@ def ours(
     asked = {"hitsend": ()} | ({"hitsend native": own} if native else {})
     if layout:
         models = f"engine.models_dir={stack.enter_context(tempfile.TemporaryDirectory())}"
+        own = compiled(layout) if native else ()
         asked[f"hitsend {'native ' if native else ''}{layout}"] = (f"engine.layout={layout}", models, *own)
     return {
         name: stack.enter_context(hitsend(gguf, threads, *more, start_s=TUNE_S if layout else START_S))

@@ -48,7 +48,8 @@ def everyone(threads: int, layouts: list[str], *, native: bool) -> Iterator[dict
     with ExitStack() as stack:
         targets: dict[str, Target] = {OURS: stack.enter_context(hitsend(gguf, threads, *more))[:2]}
         for layout in layouts:
-            laid_out = hitsend(gguf, threads, f"engine.layout={layout}", *more, start_s=TUNE_S)
+            own = compiled(layout) if native else ()
+            laid_out = hitsend(gguf, threads, f"engine.layout={layout}", *own, start_s=TUNE_S)
             targets[f"{OURS}, layout {layout}"] = stack.enter_context(laid_out)[:2]
         targets["llama-server"] = stack.enter_context((native_llama_server if native else llama_server)(gguf, threads))
         if "vLLM" in there():
