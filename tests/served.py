@@ -20,6 +20,10 @@ START_S = 60
 T = TypeVar("T")
 
 
+TIMES = 20 if os.environ.get("HITSEND_DRILL") else 8
+"""How often what may go wrong is made to: in full by `make drill`."""
+
+
 class Served:
     """One running server: its address, its process, and questions to it."""
 

@@ -1,4 +1,4 @@
-"""Clients that hang up, at ten points of a request's life, twenty times each: nothing stays behind, and the bill is
+"""Clients that hang up, at ten points of a request's life, again and again: nothing stays behind, and the bill is
 right."""
 
 import contextlib
@@ -15,11 +15,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.served import Served, serving, until
+from tests.served import TIMES, Served, serving, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-TIMES = 20
 LONG = "Tell me a very long story about " + "a river and a stone and " * 60
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.served import Served, serving, until
+from tests.served import TIMES, Served, serving, until
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-KILLS = 20
 WORDS = ("--set", "engine.num_slots=4", "--set", "engine.context=1024")
 TALKATIVE = {"2": -100, "0": -100}
 
@@ -60,10 +59,10 @@ def open_stream(served: Served, request_id: str) -> Any:
             return answer
 
 
-def test_the_engine_dies_twenty_times(served: Served) -> None:
+def test_the_engine_dies_again_and_again(served: Served) -> None:
     """Each time the streams get one error frame, what they were sent is billed once, and the next request is served."""
     fds = None
-    for number in range(KILLS):
+    for number in range(TIMES):
         ids = [f"killed-{number}-{index}" for index in range(3)]
         with ThreadPoolExecutor(3) as pool:
             streams = list(pool.map(lambda request_id: open_stream(served, request_id), ids))
