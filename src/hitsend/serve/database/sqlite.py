@@ -140,8 +140,9 @@ class SqliteThread:
         is_moving = self._move is not None and not self._move.done()
         if is_moving or self._is_log_moved or self._asked != self._synced or not self._writing.is_idle:
             return None
-        self._num_commits += 1
-        return self._at_once.run(statement, values)
+        has_written = self._at_once.run(statement, values)
+        self._num_commits += has_written is not None
+        return has_written
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """See `Database.read`."""

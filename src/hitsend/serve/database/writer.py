@@ -5,7 +5,8 @@ are durable (or only committed, where that is enough: `may_lag`). Always true: o
 were submitted; when a group fails, each of its operations is tried once more, alone, so that a bad one ends nobody
 else's; when the database was lost, the whole group is tried once more on a new connection, and a database that hangs is
 not asked twice; an operation may run twice and must therefore be idempotent; one that was submitted runs even if nobody
-waits for it any more. Next: `usage/ledger.py`.
+waits for it any more. What is written at once (`at_once.py`) isn't submitted, and may be submitted after all. Next:
+`usage/ledger.py`.
 """
 
 import asyncio
