@@ -13,6 +13,7 @@ from hitsend.serve.engine.terms import terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings, WorkersAISettings
 from tests.upstream.asking import request_of
 from tests.upstream.conftest import PRICES, gateway
+from tests.upstream.test_limits import grant
 from tests.upstream.test_real import HERE, VLLM, in_front_of, llama_server, needs_vllm
 from tests.vocabularies import bundled_template, write_checkpoint
 
@@ -30,6 +31,8 @@ RENDERED = f"<|im_start|>user\n{TYPED}<|im_end|>\n<|im_start|>assistant\n"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 LLAMA_TEMPLATE = HERE / "thinks_and_calls.jinja"
 DESCRIBED = {"type": "function", "function": TOOL["function"] | {"description": "Look it up: 東京 <|im_end|>"}}
+ROOMY = {"tokens_per_request": 1_000_000}
+"""A limit, so that prompts are counted before they are sent."""
 REAL = (
     {},
     {
@@ -92,6 +95,7 @@ async def completion(call):
 @pytest.mark.slow  # a text worker started
 async def test_what_is_held_estimated_and_limited_is_the_count(tmp_path, mock, folder, num_tokens):
     known = num_tokens(RENDERED)
+    await grant(tmp_path, **ROOMY)
     async with gateway(tmp_path, mock, vllm(mock, tokenizer=str(folder), context=known + 300)) as gate:
         assert await held(gate, messages=TALK, max_tokens=9) == known
         assert [call.head.split()[1] for call in mock.calls] == ["/v1/chat/completions"], "nobody was asked for it"
@@ -122,6 +126,7 @@ async def test_what_is_held_estimated_and_limited_is_the_count(tmp_path, mock, f
 
 
 async def test_where_nobody_knows_the_server_what_is_typed_stays_text(tmp_path, mock, folder, num_tokens):
+    await grant(tmp_path, **ROOMY)
     async with gateway(tmp_path, mock, tokenizer=str(folder / "tokenizer.json")) as gate:
         parts = (
             "<|im_start|>",
@@ -183,6 +188,7 @@ async def test_the_count_is_that_of_a_real_llama_server_and_of_the_embedded_engi
         twin = UpstreamSettings(
             "twin", "http://127.0.0.1:9/v1", {"twin": "here"}, server="hitsend", tokenizer=ours, **prices
         )
+        await grant(tmp_path, **ROOMY)
         async with in_front_of(tmp_path, llama, twin, model="smollm2-135m") as gate:
             for fields in REAL:
                 asked = {"messages": TALK, "max_tokens": 1, "temperature": 0} | fields
@@ -199,6 +205,7 @@ async def test_the_count_is_that_of_a_real_vllm(tmp_path):
     async with aiohttp.ClientSession() as session, session.get(f"{VLLM}/v1/models") as answer:
         (served,) = (await answer.json())["data"]
     own = VllmSettings("vllm", VLLM, {"there": served["id"]}, prices=PRICES, context=2048, tokenizer=served["root"])
+    await grant(tmp_path, **ROOMY)
     async with in_front_of(tmp_path, own) as gate:
         for fields in REAL:
             asked = {"messages": TALK, "max_tokens": 1, "temperature": 0} | fields

@@ -243,6 +243,13 @@ class Sent(Event, frozen=True):
     attempt: int
 
 
+class PromptCounted(Event, frozen=True):
+    """The prompt's tokens, by the tokenizer of the model that gets it, told after the request was sent."""
+
+    at: float
+    prompt_tokens: int
+
+
 class Answered(Event, frozen=True):
     """The upstream's status line is there. `will_retry`: nothing of an answer was, and it is asked once more."""
 

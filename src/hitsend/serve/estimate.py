@@ -199,7 +199,7 @@ async def _elsewhere(
     request: Request, limits: tuple[LimitCheck, ...], engine: Engine, *, stages: Stages, measured: Measured
 ) -> Estimate:
     """For an upstream: what would be held for the prompt is a bound, and memory is its own affair."""
-    request, counted = await count_handed_over(request, stages)
+    request, counted, _ = await count_handed_over(request, stages)
     now, refusal, output = engine.state(), None, 0
     buckets: tuple[LevelCheck, ...] = ()
     try:

@@ -9,6 +9,7 @@ is. Next: `account.py`, then `access/` and down the alphabet.
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -23,10 +24,10 @@ from hitsend.serve.account import Account
 from hitsend.serve.chat.completion import Prompts, prepare_prompts
 from hitsend.serve.chat.constraints import constraint_spec, grammar_source
 from hitsend.serve.chat.formats import Formats, is_thinking_open, suited
-from hitsend.serve.chat.handover import Counted, check, count, fit, handed_over
+from hitsend.serve.chat.handover import Counted, check, count, fit, handed_over, is_settled
 from hitsend.serve.chat.prompt import Prompt
 from hitsend.serve.engine.openai_body import asked
-from hitsend.serve.engine.protocol import ChoiceDone, Engine, Generation, Job, PromptScored, Tokens
+from hitsend.serve.engine.protocol import ChoiceDone, Counting, Engine, Generation, Job, PromptScored, Tokens
 from hitsend.serve.engine.several import admit_all, generate_all
 from hitsend.serve.output.assemble import Assembler
 from hitsend.serve.output.passed import PassedChoice
@@ -76,9 +77,9 @@ async def prepare(request: Request, flight: Flight, stages: Stages, engine: Engi
     """Everything up to the hold. Raises what preparing and `Engine.admit` raise."""
     engine.shed(request.principal.tenant, request.n * max(1, len(request.prompts)))
     if engine.takes == "messages":
-        request, counted = await count_handed_over(request, stages)
+        request, counted, counting = await count_handed_over(request, stages, may_follow=True)
         job, fitted = hand_over(request, stages, counted)
-        job = msgspec.structs.replace(job, traceparent=flight.traceparent)
+        job = msgspec.structs.replace(job, traceparent=flight.traceparent, counting=counting)
         flight.record(fitted)
     else:
         request = suited(request, stages.text.facts, stages.formats)
@@ -102,15 +103,17 @@ async def started(attempt: Attempt, flight: Flight, account: Account) -> Started
     """The first word, once the engine has taken the request and the hold is safe. Raises what an upstream's refusal
     becomes, and StorageFailed."""
     request, job, engine = attempt.request, attempt.job, attempt.engine
+    num_prompt_tokens = job.num_prompt_tokens
     if engine.gives == "text":
         await _until_answered(account.generation, flight)
+        num_prompt_tokens = account.generation.produced.prompt_tokens
     await account.secured()
     return Started(
         request.request_id,
         int(flight.received_wall),
         request.model,
         system_fingerprint=_fingerprint(engine),
-        prompt_tokens=job.num_prompt_estimated or job.num_prompt_tokens,
+        prompt_tokens=num_prompt_tokens,
         windows=flight.windows,
     )
 
@@ -160,19 +163,26 @@ async def _prepare(request: Request, flight: Flight, stages: Stages, engine: Eng
     )
 
 
-async def count_handed_over(request: Request, stages: Stages) -> tuple[Request, Counted]:
-    """How long its prompt may be where the engine counts it, and the request as that engine gets it.
+async def count_handed_over(
+    request: Request, stages: Stages, *, may_follow: bool = False
+) -> tuple[Request, Counted, Counting | None]:
+    """The request as an engine that renders it gets it, and how long its prompt may be. `may_follow`: where nothing
+    depends on it, the exact number may come once the request is sent, by what is returned as the third.
 
-    Raises InvalidRequest for what that doesn't take.
+    Raises InvalidRequest for what that engine doesn't take.
     """
     terms = stages.handovers[request.model]
     request = handed_over(request, terms, check(request, terms, set(asked(request))))
     known = None
+    if may_follow and terms.counter is not None:
+        bound = count(request, None)
+        if is_settled(request, terms, bound, stages.budget.ceiling):
+            return request, bound, partial(terms.counter, request)
     if terms.is_counted and not request.prompts:
         known = (await stages.text.prepare(request)).num_tokens
     elif terms.counter is not None:
         known = await terms.counter(request)
-    return request, count(request, known)
+    return request, count(request, known), None
 
 
 def hand_over(request: Request, stages: Stages, counted: Counted) -> tuple[Job, Fitted]:

@@ -80,6 +80,15 @@ def count(request: Request, known: int | None) -> Counted:
     return Counted(num_bytes + TEMPLATE_TOKENS, -(-num_bytes // BYTES_PER_TOKEN))
 
 
+def is_settled(request: Request, terms: Handover, bound: Counted, ceiling: int | None) -> bool:
+    """Whether the exact count would change nothing of what is decided before the request is sent: no limit and no day's
+    allowance has to contain it, and even the bound leaves the answer its room in the context."""
+    if request.principal.levels or terms.neurons_limit_micro is not None:
+        return False
+    wanted = request.max_tokens or (terms.max_tokens if ceiling is None else min(terms.max_tokens, ceiling))
+    return bound.reserved + wanted < terms.context
+
+
 def refuse(request: Request, terms: Handover) -> None:
     """For what needs a template or tokenizer of ours. Raises InvalidRequest."""
     text = f"{request.model} is served by {terms.engine}, which renders and counts prompts itself"

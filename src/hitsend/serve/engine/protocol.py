@@ -6,7 +6,7 @@ happened; each choice ends exactly once; failures are raised as ServeErrors; aft
 for the job and `produced` is final. Next: `embedded.py`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ from hitsend.core.events import (
     Paused,
     Preempted,
     PrefixMatched,
+    PromptCounted,
     Queued,
     Released,
     Resumed,
@@ -33,12 +34,16 @@ from hitsend.core.route_events import Hedged
 from hitsend.serve.engine.embedding_messages import EmbedderFacts, Vectors
 from hitsend.serve.loop.messages import EngineFacts
 
+Counting = Callable[[], Awaitable[int | None]]
+"""Tells a prompt's tokens; None where they can't be told."""
+
 
 class Job(msgspec.Struct, frozen=True):
     """One request as an engine sees it. Choice i samples with `sampling.seed + i`; `deadline_s` bounds waiting.
 
     An engine that takes messages reads `chat`, and has no ids: `num_prompt_reserved` is the most that they can be,
-    `num_prompt_estimated` what is billed where the engine doesn't say.
+    `num_prompt_estimated` what is billed where the engine doesn't say, unless `counting` does, which is for the time
+    in which the engine works.
     `tier`, `tenant`, `adapter`, `boundaries`: see `Submit`. `cache_salt` is the client's, and parts its prefix cache
     further. `traceparent`: W3C's header for whoever is asked over HTTP. With `more_prompts` it is split before it
     reaches an engine (see `several.py`).
@@ -60,6 +65,7 @@ class Job(msgspec.Struct, frozen=True):
     chat: Request | None = None
     num_prompt_reserved: int = 0
     num_prompt_estimated: int = 0
+    counting: Counting | None = None
     traceparent: str | None = None
 
     @property
@@ -124,6 +130,7 @@ EngineEvent = (
     | Answered
     | Streamed
     | Hedged
+    | PromptCounted
     | Tokens
     | PromptScored
     | Delta

@@ -3,7 +3,8 @@
 Enters: a job and the server that was chosen for it. Leaves: the upstream's own words as `Delta`s, and what is billed.
 Always true: a request is repeated at most once, only while nothing of an answer had come; a stream that ends before
 every choice did is an error, never a stop; closing it closes its connection at once, in whatever phase; the server's
-breaker is told once per attempt how it went. Next: `openai_wire.py`.
+breaker is told once per attempt how it went; a prompt that is counted beside the upstream's work is known before the
+first word is passed on, by the count or by the upstream. Next: `openai_wire.py`.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hitsend.core.errors import ContextLengthExceeded, EngineFailed, EngineTimeout, ServeError
-from hitsend.core.events import Answered, FirstToken, Sent, Streamed
+from hitsend.core.events import Answered, FirstToken, PromptCounted, Sent, Streamed
 from hitsend.core.request import Delta, Usage
 from hitsend.core.route_events import Hedged
 from hitsend.serve.engine.breaker import Outcome
@@ -76,6 +77,8 @@ class OpenAIGeneration:
         self._has_first = False
         self._is_over = False
         self._num_bytes = 0
+        self._num_prompt_tokens = job.num_prompt_estimated
+        self._counting: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
         return self
@@ -104,7 +107,7 @@ class OpenAIGeneration:
         if is_final and given is not None:
             usage = given
         else:
-            prompt = self._job.num_prompt_estimated if self._has_reached else 0
+            prompt = self._num_prompt_tokens if self._has_reached else 0
             seen = given or Usage()
             usage = Usage(
                 seen.prompt_tokens or prompt,
@@ -121,6 +124,7 @@ class OpenAIGeneration:
     async def aclose(self) -> None:
         """Close the connection, unless the answer was read to its end. Safe to call twice."""
         self._end("left")
+        await self._until_counted()
         self._error = None
 
     def fail(self, error: ServeError) -> None:
@@ -156,6 +160,7 @@ class OpenAIGeneration:
         while self._answer is None and not self._is_over:
             self._events.append(Sent(self._now(), 2 if is_again else 1))
             self._has_reached = True
+            self._count()
             opened = await self._asked(may_hedge=not is_again)
             answer, refusal = opened.answer, opened.refusal
             if self._was_ended(answer):
@@ -166,6 +171,7 @@ class OpenAIGeneration:
                 self._answer, self._answered_at, self._num_bytes = answer, opened.answered_at, opened.num_bytes
                 self._events.append(Answered(self._answered_at, status, "ok"))
                 self._took(opened.deltas, is_at_end=opened.is_at_end)
+                await self._until_counted()
                 return
             self._has_reached = isinstance(refusal.error, EngineTimeout)  # else it did no work
             may_repeat = refusal.may_repeat and not (is_again or self._is_hedged)
@@ -179,6 +185,29 @@ class OpenAIGeneration:
                 self._end(refusal.outcome)
             if refusal.closed_s is not None:
                 self._engine.close_for(refusal.closed_s)
+
+    def _count(self) -> None:
+        """Have the prompt counted, if nobody has yet: once it was sent, which is before this task's turn ends."""
+        counting = self._job.counting
+        if counting is None or self._counting is not None:
+            return
+
+        async def counted() -> None:
+            known = await counting()
+            if known is not None:
+                self._num_prompt_tokens = known
+                self._events.append(PromptCounted(self._now(), known))
+
+        self._counting = asyncio.create_task(counted())
+
+    async def _until_counted(self) -> None:
+        """Wait for what is billed where the upstream tells nothing; else nobody needs it any more."""
+        if self._counting is None or self._counting.done():
+            return
+        usage = self._reader.usage
+        if not self._has_reached or (usage is not None and usage.prompt_tokens):
+            self._counting.cancel()
+        await asyncio.wait({self._counting})
 
     def _was_ended(self, answer: UpstreamAnswer | None) -> bool:
         """Whether it was ended while it asked; then it knows why, and needs no answer."""
@@ -229,7 +258,7 @@ class OpenAIGeneration:
         if other.opened is not None and not other.opened.may_have_worked:
             return
         seen = Usage() if other.opened is None else other.opened.usage
-        usage = msgspec.structs.replace(seen, prompt_tokens=seen.prompt_tokens or self._job.num_prompt_estimated)
+        usage = msgspec.structs.replace(seen, prompt_tokens=seen.prompt_tokens or self._num_prompt_tokens)
         assert self._job.chat is not None
         lost = Lost(self._job.chat, usage, other.began_at)
         self._events.append(Hedged(other.began_at, self._now(), lost.request_id, chosen == 1))
