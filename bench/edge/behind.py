@@ -3,12 +3,13 @@
 Usage: python -m bench.edge.behind [--pairs 100] [--rounds 3] [--concurrency 8] [--threads N] [--litellm PROGRAM]
        [--json FILE]
 Needs `python -m bench.peers.prepare vllm`. First tokens: one connection, the same short prompt (vLLM has it in its
-cache, so that its own share is small and steady), one request alone, one through hitsend, in turns. Throughput: 128
-tokens in, 64 out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there three times:
-asking vLLM for each prompt's tokens before it holds anything, as by default; counting them by the checkpoint's
-tokenizer.json (`tokenizer`); and with a bound from the bytes (`counts_prompts`). What their flight records say of where
-the time went is printed too. Beside it, for the first tokens: a forwarder that only passes bytes, which is what any
-program in between costs here, and LiteLLM's proxy where it is given. `--threads`: cores on which vLLM computes, else
+cache, so that its own share is small and steady), one request alone, one through the gateway, in turns, with one
+gateway at a time: what another one still does after its answer would count for the next. Throughput: 128 tokens in, 64
+out, closed loop, in turns. hitsend has ledger, record and metrics on, and stands there four times: with prompts counted
+by vLLM, as by default; by the checkpoint's tokenizer.json (`tokenizer`); bounded by their bytes (`counts_prompts`); and
+by vLLM before anything is sent, because a limit has to contain them. What their flight records say of where the time
+went is printed too. Beside it, for the first tokens: a forwarder that only passes bytes, which is what any program in
+between costs here, and LiteLLM's proxy where it is given. `--threads`: cores on which vLLM computes, else
 all; with one less than there are, hitsend and the client have one that isn't vLLM's.
 """
 
@@ -39,19 +40,22 @@ STEPS = ("parsed", "fitted", "reserved", "sent", "answered", "first_token")
 """Events of a record whose times are shown; other events' go to the next one of these."""
 KEPT_S = 3.0
 ALONE = "vLLM alone"
+LIMITED = "behind hitsend, a limit to be kept"
 BEHIND = {
     "behind hitsend": 'counts_prompts = "upstream"',
     "behind hitsend, prompts by tokenizer.json": f'tokenizer = "{MODEL}"',
     "behind hitsend, prompts by bytes": 'counts_prompts = "bytes"',
+    LIMITED: 'counts_prompts = "upstream"',
 }
+LIMITS = {LIMITED: ("--input-tpm", "100000000")}
 FORWARDER = "behind a bare aiohttp forwarder"
 LITELLM = "behind LiteLLM's proxy"
 Target = tuple[str, str]
 
 
 @contextmanager
-def in_front_of(url: str, counts: str) -> Iterator[Target]:
-    """hitsend with that vLLM behind it, its prompts counted so, its load read."""
+def in_front_of(url: str, counts: str, *limits: str) -> Iterator[Target]:
+    """hitsend with that vLLM behind it, its prompts counted so, its load read; `limits` of everybody, as flags."""
     with tempfile.TemporaryDirectory() as data:
         config = pathlib.Path(data) / "hitsend.toml"
         config.write_text(
@@ -59,6 +63,8 @@ def in_front_of(url: str, counts: str) -> Iterator[Target]:
             f'models = {{ {NAME} = "{NAME}" }}\nprices = {{ input = 0.2, output = 0.8 }}\ncontext = 2048\n'
             f"{counts}\n"
         )
+        if limits:
+            subprocess.run([sys.executable, "-m", "hitsend", "limits", "set", *limits, "--data", data], check=True)
         port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port), "--data", data]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -121,38 +127,49 @@ def _has_text(event: bytes) -> bool:
     return b'"content":"' in bare and b'"content":""' not in bare
 
 
-def first_tokens(lines: dict[str, Line], pairs: int) -> dict[str, dict[str, float]]:
-    """Each one's median, and the quartiles of what it took longer than vLLM alone in the same turn."""
-    for line in lines.values():
+def first_tokens(alone: Line, behind: Line, pairs: int) -> dict[str, float]:
+    """Both medians, and the quartiles of what the second one took longer in the same turn."""
+    lines = (alone, behind)
+    for line in lines:
         for _ in range(3):
             line.first_ms()
-    found: dict[str, list[float]] = {name: [] for name in lines}
+    found: dict[Line, list[float]] = {line: [] for line in lines}
     for number in range(pairs):
-        for name in lines if number % 2 == 0 else reversed(lines):
-            found[name].append(lines[name].first_ms())
-    rows = {}
-    for name, times in found.items():
-        added = sorted(b - a for a, b in zip(found[ALONE], times, strict=True))
-        quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
-        rows[name] = {"p50_ms": median(times), "added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
-        if name in BEHIND:
-            rows[name] |= {f"{step}_ms": spent for step, spent in lines[name].steps_ms(pairs).items()}
-    print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
-    return rows
+        for line in lines if number % 2 == 0 else reversed(lines):
+            found[line].append(line.first_ms())
+    added = sorted(b - a for a, b in zip(found[alone], found[behind], strict=True))
+    quarter, half, rest = (added[len(added) * part // 4] for part in (1, 2, 3))
+    row = {"alone_p50_ms": median(found[alone]), "p50_ms": median(found[behind])}
+    return row | {"added_p25_ms": quarter, "added_p50_ms": half, "added_p75_ms": rest}
 
 
 @contextmanager
-def others(url: str, program: str | None) -> Iterator[dict[str, Line]]:
-    """Lines through what else may stand in front of that vLLM."""
+def other(name: str, url: str, program: str) -> Iterator[Line]:
+    """A line through what else may stand in front of that vLLM."""
     upstream = urlsplit(url).port or 80
     with ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        bare = stack.enter_context(forwarder(free_port(), upstream, folder, core=ANY_CORE))
-        lines = {FORWARDER: Line((f"http://127.0.0.1:{bare.port}", NAME))}
-        if program:
-            proxy = stack.enter_context(litellm(free_port(), upstream, folder, program, core=ANY_CORE, model=NAME))
-            lines[LITELLM] = Line((f"http://127.0.0.1:{proxy.port}", MODEL_ID), proxy.key)
-        yield lines
+        if name == FORWARDER:
+            bare = stack.enter_context(forwarder(free_port(), upstream, folder, core=ANY_CORE))
+            yield Line((f"http://127.0.0.1:{bare.port}", NAME))
+            return
+        proxy = stack.enter_context(litellm(free_port(), upstream, folder, program, core=ANY_CORE, model=NAME))
+        yield Line((f"http://127.0.0.1:{proxy.port}", MODEL_ID), proxy.key)
+
+
+def compare(alone: Target, pairs: int, program: str | None) -> dict[str, dict[str, float]]:
+    """First tokens of all, each beside vLLM alone."""
+    rows = {}
+    for name, counts in BEHIND.items():
+        with in_front_of(alone[0], counts, *LIMITS.get(name, ())) as target:
+            line = Line(target)
+            rows[name] = first_tokens(Line(alone), line, pairs)
+            rows[name] |= {f"{step}_ms": spent for step, spent in line.steps_ms(pairs).items()}
+    for name in (FORWARDER, *([LITELLM] if program else [])):
+        with other(name, alone[0], program or "") as line:
+            rows[name] = first_tokens(Line(alone), line, pairs)
+    print(f"first tokens: {json.dumps(rows)}", file=sys.stderr, flush=True)
+    return rows
 
 
 def run(pairs: int, rounds: int, concurrency: int, *, threads: int = 0, program: str | None = None) -> dict[str, Any]:
@@ -160,11 +177,10 @@ def run(pairs: int, rounds: int, concurrency: int, *, threads: int = 0, program:
     threads = threads or os.cpu_count() or 1
     with ExitStack() as stack:
         alone = stack.enter_context(vllm(threads))
+        firsts = compare(alone, pairs, program)
         targets = {ALONE: alone}
-        targets |= {name: stack.enter_context(in_front_of(alone[0], counts)) for name, counts in BEHIND.items()}
-        lines = {name: Line(target) for name, target in targets.items()}
-        with others(alone[0], program) as more:
-            firsts = first_tokens(lines | more, pairs)
+        for name, counts in BEHIND.items():
+            targets[name] = stack.enter_context(in_front_of(alone[0], counts, *LIMITS.get(name, ())))
         speeds: dict[str, list[float]] = {name: [] for name in targets}
         for number in range(rounds):
             for name in targets if number % 2 == 0 else reversed(targets):
@@ -179,13 +195,13 @@ def run(pairs: int, rounds: int, concurrency: int, *, threads: int = 0, program:
 def show(found: dict[str, Any]) -> None:
     """Markdown."""
     print(f"\n{found['pairs']} turns, {found['rounds']} rounds at {found['concurrency']}; {found['machine']}\n")
-    print("| | first token p50 ms | added ms p50 (quartiles) | output tokens/s | share |\n|---|---|---|---|---|")
+    print("| | first token p50 ms | alone | added ms p50 (quartiles) | output tokens/s | share |")
+    print(f"|---|---|---|---|---|---|\n| {ALONE} | | | | {median(found['tokens_per_s'][ALONE]):.1f} | |")
     for name, first in found["first_tokens"].items():
-        quartiles = f"{first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f}"
-        added = "" if name == ALONE else f"{first['added_p50_ms']:.2f} ({quartiles})"
+        added = f"{first['added_p50_ms']:.2f} ({first['added_p25_ms']:.2f} to {first['added_p75_ms']:.2f})"
         speeds = found["tokens_per_s"].get(name)
         speed = f"{median(speeds):.1f} | {found['shares'][name]:.1%}" if speeds else "|"
-        print(f"| {name} | {first['p50_ms']:.2f} | {added} | {speed} |")
+        print(f"| {name} | {first['p50_ms']:.2f} | {first['alone_p50_ms']:.2f} | {added} | {speed} |")
     print(f"\n| ms until, by the records | {' | '.join(STEPS)} |\n|---|{'---|' * len(STEPS)}")
     for name in BEHIND:
         spent = (found["first_tokens"][name].get(f"{step}_ms") for step in STEPS)
