@@ -64,7 +64,11 @@ def in_front_of(url: str, counts: str, *limits: str) -> Iterator[Target]:
             f"{counts}\n"
         )
         if limits:
-            subprocess.run([sys.executable, "-m", "hitsend", "limits", "set", *limits, "--data", data], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "hitsend", "limits", "set", *limits, "--data", data],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
         port = free_port()
         words = [sys.executable, "-m", "hitsend", "serve", "--config", str(config), "--port", str(port), "--data", data]
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
