@@ -12,7 +12,7 @@ from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
 from hitsend.settings_upstreams import UpstreamSettings
 from tests.upstream.asking import ask, engine_of
 from tests.upstream.conftest import gateway
-from tests.upstream.strangers import TEXTS, USED, chunk, read, wire
+from tests.upstream.strangers import TEXTS, USED, call, called, chunk, read, wire
 
 
 def test_who_called_nothing_ends_with_stop():
@@ -45,6 +45,47 @@ def test_an_empty_reason_is_no_end(nothing, merges):
     events = [chunk({"content": text}, nothing) for text in "abc"]
     text, _, reasons, reader = read(*events, chunk(reason="stop"), reader=ChunkReader(1, merges=merges))
     assert (text, reasons, reader.counts) == ("abc", [FinishReason.STOP], [3])
+
+
+EACH = [chunk({"content": text}, "stop") for text in "abc"]
+CALLED = [called(call(name, '{"a":1}', name, index=number)) for number, name in enumerate("fg")]
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_reason_beside_every_piece_ends_nothing(merges):
+    for events in ([*EACH, chunk(reason="length")], [*EACH[:2], *TEXTS[2:], chunk(reason="length")]):
+        text, _, reasons, reader = read(*events, b"data: [DONE]\n\n", reader=ChunkReader(1, merges=merges))
+        assert (text, reasons, reader.counts, reader.is_finished) == ("abc", [FinishReason.LENGTH], [3], True)
+    first = chunk({"role": "assistant", "content": ""}, "stop")
+    assert read(first, *EACH, b"data: [DONE]\n\n")[:3] == ("abc", [], [FinishReason.STOP])
+
+
+def test_calls_with_an_end_beside_each_are_all_told():
+    pieces = [one | {"choices": [one["choices"][0] | {"finish_reason": "tool_calls"}]} for one in CALLED]
+    _, calls, reasons, _ = read(*pieces, b"data: [DONE]\n\n")
+    assert calls == [("f", "f", '{"a":1}'), ("g", "g", '{"a":1}')]
+    assert reasons == [FinishReason.TOOL_CALLS]
+    halves = [called(call("f", '{"a"', "c1", index=0)), called(call(None, ":1}", index=0))]
+    halves = [one | {"choices": [one["choices"][0] | {"finish_reason": "stop"}]} for one in halves]
+    assert read(*halves, b"data: [DONE]\n\n")[1:3] == ([("c1", "f", '{"a":1}')], [FinishReason.TOOL_CALLS])
+
+
+def test_an_end_that_is_told_twice_is_the_first_one():
+    for events in (
+        [*TEXTS, chunk(reason="length"), chunk(reason="stop")],
+        [*TEXTS[:2], chunk({"content": "c"}, "length"), chunk(reason="stop")],
+    ):
+        assert read(*events)[:3] == ("abc", [], [FinishReason.LENGTH])
+
+
+@pytest.mark.parametrize(("is_framed", "is_whole"), [(True, True), (False, False)])
+async def test_where_every_piece_says_that_it_is_the_last_a_cut_is_still_an_error(is_framed, is_whole):
+    body = wire(*EACH)
+    server, url = await raw(b"" if is_framed else None, body)
+    async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:
+        answer = await ask(engine)
+    assert (answer.text, answer.reasons) == ("abc", ["stop"] if is_whole else [])
+    assert (answer.error is None) is is_whole
 
 
 @pytest.mark.parametrize("nothing", [None, False, {}, "", []])
@@ -164,12 +205,12 @@ async def test_a_count_from_before_the_answer_is_not_its_bill(mock, events, bill
 
 
 async def raw(head, body):
-    """A server that answers everything with these bytes."""
+    """A server that answers everything with these bytes; without a head their length isn't said."""
+    more = b"\r\n" if head is None else head + b"content-length: %d\r\n\r\n" % len(body)
 
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + head)
-        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + more + body)
         await writer.drain()
         writer.close()
 

@@ -2,7 +2,8 @@
 
 Enters: bytes of an event stream. Leaves: `Delta`s and usage. Always true: bytes may be cut anywhere; what can't be read
 is `Unreadable`, never skipped; a choice that called tools ends with `tool_calls`, also where the upstream calls that
-`stop`, one that called none never does, and one whose last call breaks off ends with `length`.
+`stop`, one that called none never does, and one whose last call breaks off ends with `length`; a choice's end is told
+when nothing can come behind it any more, because some write a reason beside every piece.
 Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shapes.
 """
 
@@ -126,6 +127,8 @@ class ChunkReader:
         self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
+        self._ends: dict[int, FinishReason] = {}
+        self._has_gone_on = self._is_sure = False
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
         self._alike = Alike()
@@ -137,8 +140,8 @@ class ChunkReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has its finish reason."""
-        return not self._open
+        """Whether every choice has its finish reason. Where one went on behind that, only the stream's end tells."""
+        return self._open <= self._ends.keys() and (not self._has_gone_on or self._is_sure)
 
     @property
     def usage(self) -> Usage | None:
@@ -175,6 +178,18 @@ class ChunkReader:
             return []
         deltas = self.feed(b"data: " + event + b"\n\n")
         self.is_done = True
+        return deltas + self.close(is_sure=True)
+
+    def close(self, *, is_sure: bool = False) -> list[Delta]:
+        """The ends of choices, as nothing comes any more. `is_sure`: it wasn't cut. Look at `fault` afterwards."""
+        self._is_sure = self._is_sure or is_sure
+        deltas: list[Delta] = []
+        while self._ends and self.is_finished:
+            index, said = self._ends.popitem()
+            try:
+                self._called(Delta(index), said, (), deltas)
+            except Unreadable as fault:
+                self.fault = fault
         return deltas
 
     def _feed(self, data: bytes, deltas: list[Delta]) -> None:
@@ -194,6 +209,7 @@ class ChunkReader:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
+                deltas += ChunkReader.close(self, is_sure=True)
             elif document and not (self._skips_null and document == _NULL):
                 self._event(document, deltas)
             if self._merges and self._alike.is_learned and not was_learned:
@@ -204,7 +220,8 @@ class ChunkReader:
     @property
     def _is_plain(self) -> bool:
         """Whether a text of the choice that has always the same looks can be passed on as it is."""
-        return self._alike.index in self._open and not self._calls[self._alike.index].has_begun
+        index = self._alike.index
+        return index in self._open and index not in self._ends and not self._calls[index].has_begun
 
     def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
         """The usual read of a stream: a row of texts. Returns what comes after it."""
@@ -265,21 +282,27 @@ class ChunkReader:
         ids = choice.token_ids or ()
         if text or reasoning or delta.tool_calls or logprobs or ids:
             self.counts[index] += max(1, len(logprobs), len(ids))
+            self._has_gone_on = self._has_gone_on or index in self._ends
         elif not choice.finish_reason:
             return
-        calls = self._calls[index]
-        if not (delta.tool_calls or calls.has_begun):
-            reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
-            if reason is not None:
-                self._open.discard(index)
-            deltas.append(
-                Delta(index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, token_ids=ids)
-            )
-            return
         more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
-        self._called(more, choice.finish_reason, delta.tool_calls or (), deltas)
+        said = self._end_of(choice, is_beside=more != Delta(index) or bool(delta.tool_calls))
+        if said is not None or delta.tool_calls or self._calls[index].has_begun:
+            self._called(more, said, delta.tool_calls or (), deltas)
+        elif more != Delta(index):
+            deltas.append(more)
 
-    def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
+    def _end_of(self, choice: ChoiceIn, *, is_beside: bool) -> FinishReason | None:
+        """Why the choice ends, if that can be told now: beside a piece of it, or before any, it may go on."""
+        if not choice.finish_reason:
+            return None
+        index, said = choice.index or 0, _known(choice.finish_reason)
+        if is_beside or self._has_gone_on or index not in self._ends:
+            self._ends[index] = said
+        may_go_on = is_beside or self._has_gone_on or not self.counts[index]
+        return None if may_go_on else self._ends.pop(index)
+
+    def _called(self, more: Delta, said: FinishReason | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
         """A piece of a choice that has calls: what of it can be told now, one thing after the other."""
         index, calls = more.index, self._calls[more.index]
         text, reasoning = calls.words(more.text, more.reasoning)
@@ -299,17 +322,21 @@ class ChunkReader:
         if found:
             deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason)]
 
-    def _reason(self, said: str, calls: Calls) -> FinishReason:
-        reason = _FINISH.get(said.lower())
-        if said.lower() in _BROKE:
-            raise UpstreamSaid
-        if reason is None:
-            raise Unreadable("a finish_reason that nobody knows")
-        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+    def _reason(self, said: FinishReason, calls: Calls) -> FinishReason:
+        if said in (FinishReason.STOP, FinishReason.TOOL_CALLS):
             if calls.is_cut:
                 return FinishReason.LENGTH
             return FinishReason.TOOL_CALLS if calls.has_any else FinishReason.STOP
-        return reason
+        return said
+
+
+def _known(said: str) -> FinishReason:
+    word = said.lower()
+    if word in _BROKE:
+        raise UpstreamSaid
+    if word not in _FINISH:
+        raise Unreadable("a finish_reason that nobody knows")
+    return _FINISH[word]
 
 
 _NOTHING = DeltaIn()
