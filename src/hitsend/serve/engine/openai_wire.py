@@ -172,7 +172,7 @@ class ChunkReader:
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
         try:
-            event = msgspec.json.format(body, indent=-1)
+            event = msgspec.json.format(body.removeprefix(_BOM), indent=-1)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.fault = Unreadable("what is no chat completion")
             return []

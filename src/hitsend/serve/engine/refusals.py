@@ -106,8 +106,9 @@ async def refusal_of(
             answer.close()
             text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
             return Refusal(EngineFailed(text))
-        if "json" in answer.content_type or (_is_stream(answer) and not wants_json):
-            return None  # some give an answer whole, whatever they are asked for
+        is_page = "html" in answer.content_type  # somebody's login
+        if not (is_page or (wants_json and answer.content_type == "text/event-stream")):
+            return None  # some give an answer whole, whatever they are asked for, or call it what it isn't
         answer.close()
         return streamless(name)
     body = await answer.read_refusal()
@@ -119,10 +120,6 @@ async def refusal_of(
 def streamless(name: str) -> Refusal:
     """Of an answer that is neither a stream nor a whole one."""
     return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
-
-
-def _is_stream(answer: UpstreamAnswer) -> bool:
-    return answer.content_type == "text/event-stream"
 
 
 def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
