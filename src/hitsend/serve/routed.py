@@ -21,6 +21,7 @@ from hitsend.core.errors import (
     ModelNotFound,
     PermissionDenied,
     RateLimitExceeded,
+    RequestTooLarge,
     ServeError,
     ServerOverloaded,
 )
@@ -46,7 +47,7 @@ from hitsend.settings import RouteSettings
 ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded, InsufficientQuota)
 LACKING = (LacksModel, ModelNotFound, PermissionDenied)
 """An engine that hasn't the model that the settings say it has, or doesn't let this account use it."""
-FALLS_THROUGH = (*ENGINES_FAULT, *LACKING, ContextLengthExceeded)
+FALLS_THROUGH = (*ENGINES_FAULT, *LACKING, ContextLengthExceeded, RequestTooLarge)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
 REJECTED = "rejected"

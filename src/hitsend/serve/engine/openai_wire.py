@@ -16,21 +16,13 @@ from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
 from hitsend.serve.engine.upstream_calls import CallIn, Calls
+from hitsend.serve.engine.upstream_ends import BROKE, ENDS
 from hitsend.serve.engine.upstream_usage import usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
 _BOM = b"\xef\xbb\xbf"
-_SAID = {
-    FinishReason.STOP: "stop eos eos_token end_turn stop_sequence complete completed",
-    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length",
-    FinishReason.TOOL_CALLS: "tool_calls function_call tool_use tool_call",
-    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
-}
-_FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
-"""In lower case. What isn't here is no end that a client could be told of."""
-_BROKE = frozenset({"error", "abort", "insufficient_system_resource"})
 _LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token that can't be; some say null."""
 
@@ -297,6 +289,8 @@ class ChunkReader:
         if not choice.finish_reason:
             return None
         index, said = choice.index or 0, _known(choice.finish_reason)
+        if said is None:
+            return None
         if is_beside or self._has_gone_on or index not in self._ends:
             self._ends[index] = said
         may_go_on = is_beside or self._has_gone_on or not self.counts[index]
@@ -330,13 +324,13 @@ class ChunkReader:
         return said
 
 
-def _known(said: str) -> FinishReason:
+def _known(said: str) -> FinishReason | None:
     word = said.lower()
-    if word in _BROKE:
+    if word in BROKE:
         raise UpstreamSaid
-    if word not in _FINISH:
+    if word not in ENDS:
         raise Unreadable("a finish_reason that nobody knows")
-    return _FINISH[word]
+    return ENDS[word]
 
 
 _NOTHING = DeltaIn()
