@@ -19,16 +19,9 @@ import msgspec
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta
-from hitsend.serve.engine.openai_wire import (
-    ChoiceIn,
-    ChunkIn,
-    ChunkReader,
-    DeltaIn,
-    LogprobsIn,
-    PartIn,
-    Unreadable,
-)
+from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
 from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobsIn, PartIn
 
 _NULL = msgspec.Raw(b"null")
 

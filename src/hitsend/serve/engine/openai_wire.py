@@ -15,7 +15,9 @@ import msgspec
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
+from hitsend.serve.engine.mended import Mender
 from hitsend.serve.engine.upstream_calls import CallIn, Calls
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobIn, LogprobsIn, PartIn
 from hitsend.serve.engine.upstream_ends import BROKE, ENDS
 from hitsend.serve.engine.upstream_usage import usage_of
 
@@ -39,71 +41,6 @@ class UpstreamSaid(Exception):
         self.said = said
 
 
-class _In(msgspec.Struct, frozen=True, gc=False):
-    """Base of what comes in: unknown fields are nobody's business here."""
-
-
-class PartIn(_In, frozen=True, gc=False):
-    """Mistral's models that think send these in place of a text."""
-
-    type: str
-    text: str | None = None
-    thinking: str | tuple["PartIn", ...] | None = None
-
-
-class DeltaIn(_In, frozen=True, gc=False):
-    """What is new in it."""
-
-    content: str | tuple[PartIn, ...] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: tuple[CallIn, ...] | None = None
-
-
-class _LogprobIn(_In, frozen=True, gc=False):
-    token: str
-    logprob: float | None = None
-    bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple["_LogprobIn", ...] | None = None
-
-
-class LogprobsIn(_In, frozen=True, gc=False):
-    """Of the tokens in this piece."""
-
-    content: tuple[_LogprobIn, ...] | None = None
-    tokens: tuple[str, ...] | None = None
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
-
-
-class ChoiceIn(_In, frozen=True, gc=False):
-    """A piece of one choice."""
-
-    index: int | None = 0
-    delta: DeltaIn | None = None
-    message: DeltaIn | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: LogprobsIn | None = None
-    token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    usage: Any = None
-
-
-class ChunkIn(_In, frozen=True, gc=False):
-    """One event."""
-
-    choices: tuple[ChoiceIn, ...] | None = ()
-    usage: Any = None
-    error: Any = None
-    object: Any = None
-    code: Any = None
-    type: Any = None
-    error_type: Any = None
-    prompt_token_ids: tuple[int, ...] | None = None
-
-
 _decode = msgspec.json.Decoder(ChunkIn).decode
 
 
@@ -124,6 +61,7 @@ class ChunkReader:
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
         self._alike = Alike()
+        self._mender = Mender()
         self.counts = [0] * n
         self.num_pieces = 0
         self._saids: tuple[tuple[Any, int], ...] = ()
@@ -243,7 +181,10 @@ class ChunkReader:
         try:
             return _decode(document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreadable("an event that is no chat completion chunk") from error
+            found = self._mender.chunk(document)
+            if found is None:
+                raise Unreadable("an event that is no chat completion chunk") from error
+            return found
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
         is_error = chunk.error or chunk.object == "error"
@@ -350,7 +291,7 @@ def _words(delta: DeltaIn, choice: ChoiceIn) -> tuple[str, str]:
     content, thoughts = delta.content, delta.reasoning_content or delta.reasoning or ""
     if isinstance(content, tuple):
         thoughts += "".join(_joined(part.thinking) for part in content if part.type == "thinking")
-        content = _joined(tuple(part for part in content if part.type != "thinking"))
+        content = _joined(tuple(part for part in content if part.type not in ("thinking", "reference")))
     return content or delta.refusal or choice.text or "", thoughts
 
 
@@ -386,7 +327,7 @@ def _bytes(token: str) -> tuple[int, ...]:
     return tuple(token.encode("utf-8", "replace"))
 
 
-def _logprob(one: _LogprobIn) -> TextLogprob:
+def _logprob(one: LogprobIn) -> TextLogprob:
     spelled = _bytes(one.token) if one.bytes is None else one.bytes
     value = _LEAST_LOGPROB if one.logprob is None else one.logprob
     return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
