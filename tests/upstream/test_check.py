@@ -110,6 +110,29 @@ async def test_check_reaches_authenticates_lists_and_measures(config, mock):
     assert "not in its list of models" in out
 
 
+async def test_an_upstream_that_only_embeds_is_shown_and_asked_for_a_vector(tmp_path, mock):
+    async def script(call):
+        await call.answer("200 OK", {"data": [{"index": 0, "embedding": [1.0, 0.0]}], "usage": {"prompt_tokens": 3}})
+
+    mock.script = script
+    path = tmp_path / "hitsend.toml"
+    engine = f'[engine]\nmodel = "none"\n[[engines]]\nname = "e"\nbase_url = "{mock.url}"\n'
+    path.write_text(engine + 'embedding_models = { "near" = "far" }\n')
+    code, out, _ = await hitsend("check", "--json", "--config", str(path))
+    row = json.loads(out)["engines"][0]
+    assert (code, row["is_well"], row["servers"][0]["gives_usage"]) == (0, True, True)
+    assert row["servers"][0]["listed"] == {"far": False}
+    assert [call.body.get("model") for call in mock.calls] == [None, "far"]
+    _, out, _ = await hitsend("list", "--config", str(path))
+    assert "near → far" in out
+    mock.script = lambda call: call.answer("404 No", {})
+    code, out, _ = await hitsend("check", "--config", str(path))
+    assert (code, "far its name there?" in out) == (1, True)
+    path.write_text(engine)
+    code, out, _ = await hitsend("check", "--config", str(path))
+    assert (code, "it serves no model" in out) == (1, True)
+
+
 async def test_check_says_what_is_wrong_and_ends_with_1(config, mock):
     code, out, _ = await hitsend("check", "--json", "--config", str(config))
     rows = {row["name"]: row for row in json.loads(out)["engines"]}
