@@ -133,7 +133,7 @@ async def refusal_of(
         if not (is_page or (wants_json and answer.content_type == "text/event-stream")):
             return None  # some give an answer whole, whatever they are asked for, or call it what it isn't
         answer.close()
-        return streamless(name)
+        return Refusal(EngineFailed(f"The upstream {name} answered without JSON.")) if wants_json else streamless(name)
     body = await answer.read_refusal()
     answer.close()
     wait_s = _wait_s(answer.headers, wall)
