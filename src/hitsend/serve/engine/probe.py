@@ -24,6 +24,8 @@ ASKED_TOKENS = 16
 MAX_LIST_BYTES = 8 * 1024 * 1024
 LIST_S = 10.0
 """For the list of models, which needs no model: somebody is waiting."""
+ANSWER_S = 120.0
+"""For the answer, whose model may have to be loaded; one that pings for ever is never silent."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -75,7 +77,10 @@ async def _asked(engine: OpenAIEngine, found: Probe) -> Probe:
     if there is None:
         return msgspec.structs.replace(found, fault="it serves no model (models, embedding_models)")
     try:
-        ttft_ms, is_given = await (_answer(engine, next(iter(models))) if models else _vector(engine))
+        async with asyncio.timeout(ANSWER_S):
+            ttft_ms, is_given = await (_answer(engine, next(iter(models))) if models else _vector(engine))
+    except TimeoutError:
+        return msgspec.structs.replace(found, fault=f"its answer was not finished after {ANSWER_S:.0f} s")
     except ServeError as error:
         hint = f" Is base_url right, and {there} its name there?"
         fault = f"{error.code}: {error.message}{hint if isinstance(error, LacksModel | ModelNotFound) else ''}"
