@@ -19,7 +19,7 @@ from hitsend.serve.engine.mended import Mender
 from hitsend.serve.engine.upstream_calls import CallIn, Calls
 from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobIn, LogprobsIn, PartIn
 from hitsend.serve.engine.upstream_ends import BROKE, ENDS
-from hitsend.serve.engine.upstream_usage import usage_of
+from hitsend.serve.engine.upstream_usage import may_be_bill, usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
@@ -82,7 +82,7 @@ class ChunkReader:
     def is_used_up(self) -> bool:
         """Whether `usage` was said after the last token that came: one from before it isn't the bill."""
         usage, num_counted = self._used
-        return usage is not None and num_counted == sum(self.counts)
+        return usage is not None and num_counted == sum(self.counts) and may_be_bill(usage, num_counted)
 
     @property
     def _used(self) -> tuple[Usage | None, int]:
