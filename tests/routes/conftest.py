@@ -61,7 +61,7 @@ async def routed(tmp_path):
     """`routed(strategy=…, …)` opens a server over two upstreams, or as many as `num`."""
 
     @asynccontextmanager
-    async def opened(*, num=2, of_engine=None, **route):
+    async def opened(*, num=2, of_engine=None, stream=None, **route):
         async with contextlib.AsyncExitStack() as stack:
             mocks = [await stack.enter_async_context(mock_upstream()) for _ in range(num)]
             engines = tuple(
@@ -80,6 +80,7 @@ async def routed(tmp_path):
             tree = settings.Settings(
                 server=settings.ServerSettings(data_dir=str(tmp_path)),
                 engine=settings.EngineSettings(model="none"),
+                stream=settings.StreamSettings(**(stream or {})),
                 engines=engines,
                 routes=(settings.RouteSettings(**{"model": "auto", "engines": tuple("abcd"[:num])} | route),),
             )

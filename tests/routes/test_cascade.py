@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from hitsend.core.errors import ConfigError
-from hitsend.core.request import Delta, FinishReason, Message, Request, TextLogprob
+from hitsend.core.request import Delta, FinishReason, Message, Request, TextLogprob, ToolCallDelta
 from hitsend.serve.cascade import Draft, Scorers, json_fault, says_yes
 from hitsend.serve.routed import drafts_of
 from hitsend.serve.verdicts import Busy, CodeThreads
@@ -39,6 +39,22 @@ def judge(text, *, logprobs=(), is_whole=True, **rule):
 )
 def test_every_rule_that_is_set_must_accept(rule, text, logprobs, accepted):
     assert judge(text, logprobs=logprobs, **rule).accepted is accepted
+
+
+async def test_who_judges_by_reading_sees_the_calls():
+    pieces = (ToolCallDelta(0, "c1", "look"), ToolCallDelta(0, arguments='{"at":"it"}'), ToolCallDelta(1, "c2", "wait"))
+    (draft,) = drafts_of([Delta(0, "Well:"), *(Delta(0, tool_calls=(piece,)) for piece in pieces)], 1)
+    shown = 'Well:\n{"call": "look", "arguments": "{\\"at\\":\\"it\\"}"}\n{"call": "wait", "arguments": ""}'
+    assert (draft.text, draft.shown) == ("Well:", shown)
+    rule = CascadeSettings(code="tests.routes.test_cascade:calls_it")
+    route = RouteSettings(model="auto", engines=("a", "b"), cascade=rule)
+    for calls, accepted in (((("look", "{}"),), True), ((), False)):
+        verdict = await Scorers(route, None).judge(REQUEST, Draft("", (), True, calls), None)
+        assert verdict.accepted is accepted
+
+
+def calls_it(_question, answer):
+    return answer == '{"call": "look", "arguments": "{}"}'
 
 
 def test_an_answer_that_was_cut_off_is_rejected():
@@ -75,7 +91,20 @@ def test_code_that_is_not_there_stops_the_start(code):
         judge("4", code=code)
 
 
-@pytest.mark.parametrize("schema", ["{", "[]", '{"pattern": "x"}', '{"type": "text"}', '{"items": {"not": {}}}'])
+NO_SCHEMAS = [
+    *("{", "[]", '{"pattern": "x"}', '{"type": "text"}', '{"items": {"not": {}}}', "[" * 50_000),
+    *(
+        '{"properties": []}',
+        '{"type": 5}',
+        '{"type": ["text", 5]}',
+        '{"enum": 5}',
+        '{"required": "x"}',
+        '{"required": [5]}',
+    ),
+]
+
+
+@pytest.mark.parametrize("schema", NO_SCHEMAS)
 def test_a_schema_that_would_be_passed_over_in_part_stops_the_start(schema):
     with pytest.raises(ConfigError, match="schema"):
         judge("4", schema=schema)

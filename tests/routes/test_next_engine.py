@@ -56,6 +56,27 @@ async def test_a_model_that_an_engine_has_not_is_asked_elsewhere(routed, strateg
         assert (status, body["error"]["code"]) == (400, "invalid_request")
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        ("413 no", {}, "request_too_large"),
+        ("400 no", {"message": "prompt is too long: 9 tokens > 8 maximum"}, "context_length_exceeded"),
+        ("400 no", {"code": "model_not_found"}, "invalid_request"),
+    ],
+)
+async def test_what_does_not_fit_one_engine_is_asked_of_the_next(routed, status, error, code):
+    async def script(call):
+        await call.answer(status, {"error": error})
+
+    async with routed() as gate:
+        gate.a.script = script
+        answered, _, record = await gate.asked("r1")
+        assert (answered, record["ledger"]["model"]) == (200, "b")
+        gate.b.script = script
+        _, body, _ = await gate.asked("r2")
+        assert body["error"]["code"] == code
+
+
 @pytest.mark.parametrize(("lacking", "is_refused"), [("a", True), ("b", False)])
 async def test_drafts_that_could_never_be_judged_stop_the_start(routed, lacking, is_refused):
     rule = settings.CascadeSettings(min_logprob=-0.5)

@@ -176,3 +176,22 @@ def _engine(name, url, price):
 def _route():
     cascade = {"regex": "never", "bills_drafts": True}
     return {"model": "auto", "engines": ["a", "b"], "strategy": "cascade", "cascade": cascade}
+
+
+async def test_a_copy_lives_no_longer_than_a_request(routed):
+    async def pings(call):
+        await call.start()
+        await call.say("Hel")
+        while not call.has_left.is_set():
+            await call.raw(b": still here\n\n")
+            await asyncio.sleep(0.02)
+
+    async with routed(engines=("a",), shadow="b", stream={"request_timeout_s": 0.5}) as gate:
+        gate.b.script = pings
+        await gate.asked("s1")
+        copy = await gate.record("s1/shadow")
+        assert (copy["state"], copy["ledger"]["completion_tokens"]) == ("cancelled", 1)
+        assert copy["error"]["code"] == "deadline_exceeded"
+        assert (await gate.idle())["holds_open"] == 0
+        assert (await gate.route())["shadow"]["num_failed"] == 1
+        assert gate.b.calls[0].has_left.is_set()

@@ -23,6 +23,7 @@ def read(*events, reader=None):
     """Text, calls as (id, name, arguments) and end of a stream, the same cut at every event or not at all."""
     reader = reader or ChunkReader(1)
     deltas = [delta for event in events for delta in reader.feed(event if isinstance(event, bytes) else wire(event))]
+    deltas += reader.close()
     calls, blocks = {}, Blocks()
     for delta in deltas:
         blocks.feed(delta)  # raises for what comes inside of something else

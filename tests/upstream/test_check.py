@@ -13,9 +13,11 @@ import pytest
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.app import running
+from hitsend.serve.engine.probe import probe
 from hitsend.serve.upstreams import kept_secret, key_of
 from hitsend.settings import EngineSettings, ServerSettings, Settings
 from hitsend.settings_upstreams import UpstreamPrices, UpstreamSettings
+from tests.upstream.asking import engine_of
 from tests.upstream.workers_ai import ACCOUNT, KEY, Emulator
 
 pytestmark = pytest.mark.slow  # a process of its own
@@ -108,6 +110,47 @@ async def test_check_reaches_authenticates_lists_and_measures(config, mock):
     code, out, _ = await hitsend("check", "cf", "--no-ask", "--config", str(config))
     assert (code, len([path for path, _ in mock.script.calls if not path.endswith("/search")])) == (0, 1)
     assert "not in its list of models" in out
+
+
+async def test_an_upstream_that_only_embeds_is_shown_and_asked_for_a_vector(tmp_path, mock):
+    async def script(call):
+        await call.answer("200 OK", {"data": [{"index": 0, "embedding": [1.0, 0.0]}], "usage": {"prompt_tokens": 3}})
+
+    mock.script = script
+    path = tmp_path / "hitsend.toml"
+    engine = f'[engine]\nmodel = "none"\n[[engines]]\nname = "e"\nbase_url = "{mock.url}"\n'
+    path.write_text(engine + 'embedding_models = { "near" = "far" }\n')
+    code, out, _ = await hitsend("check", "--json", "--config", str(path))
+    row = json.loads(out)["engines"][0]
+    assert (code, row["is_well"], row["servers"][0]["gives_usage"]) == (0, True, True)
+    assert row["servers"][0]["listed"] == {"far": False}
+    assert [call.body.get("model") for call in mock.calls] == [None, "far"]
+    _, out, _ = await hitsend("list", "--config", str(path))
+    assert "near → far" in out
+    mock.script = lambda call: call.answer("404 No", {})
+    code, out, _ = await hitsend("check", "--config", str(path))
+    assert (code, "far its name there?" in out) == (1, True)
+    path.write_text(engine)
+    code, out, _ = await hitsend("check", "--config", str(path))
+    assert (code, "it serves no model" in out) == (1, True)
+
+
+async def test_an_answer_that_never_ends_is_a_fault(mock, monkeypatch):
+    async def script(call):
+        if not call.body:
+            await call.answer("200 OK", {"data": []})
+            return
+        await call.start()
+        while not call.has_left.is_set():
+            await call.raw(b": still here\n\n")
+            await asyncio.sleep(0.02)
+
+    mock.script = script
+    monkeypatch.setattr("hitsend.serve.engine.probe.ANSWER_S", 0.3)
+    settings = UpstreamSettings(name="there", base_url=mock.url, models={"near": "far"}, embedding_models={"e": "far"})
+    async with engine_of(settings) as engine:
+        found = await probe(engine, engine.replicas.all[0], asks=True)
+    assert (found.is_well, found.fault) == (False, "its answer was not finished after 0 s")
 
 
 async def test_check_says_what_is_wrong_and_ends_with_1(config, mock):

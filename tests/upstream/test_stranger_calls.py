@@ -109,6 +109,19 @@ def test_the_same_function_twice_under_one_number_is_two_calls():
     assert len({call_id for call_id, _, _ in calls}) == 2
 
 
+@pytest.mark.parametrize("same", ["f", "c1"])
+@pytest.mark.parametrize("names", ["ff", "fg"])
+def test_calls_with_one_id_stay_apart_and_get_ids_of_their_own(names, same):
+    whole = [call(name, '{"a":1}', same, index=number) for number, name in enumerate(names)]
+    heads = [call(name, "", same, index=number) for number, name in enumerate(names)]
+    rest = [call(None, '{"a":1}', same, index=number) for number in (0, 1)]
+    for events in ([called(*whole)], [called(one) for one in whole], [called(*heads), called(*rest)]):
+        _, calls, reasons, _ = read(*events, chunk(reason="tool_calls"))
+        assert [(name, arguments) for _, name, arguments in calls] == [(name, '{"a":1}') for name in names]
+        assert (calls[0][0], len({call_id for call_id, _, _ in calls})) == (same, 2)
+        assert reasons == [FinishReason.TOOL_CALLS]
+
+
 @pytest.mark.parametrize("call_id", [None, ""])
 def test_a_call_without_an_id_gets_one(call_id):
     _, calls, _, _ = read(called(call("f", '{"a":1}', call_id, index=0)), chunk(reason="stop"))

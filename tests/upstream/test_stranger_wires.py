@@ -12,7 +12,7 @@ from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
 from hitsend.settings_upstreams import UpstreamSettings
 from tests.upstream.asking import ask, engine_of
 from tests.upstream.conftest import gateway
-from tests.upstream.strangers import TEXTS, USED, chunk, read, wire
+from tests.upstream.strangers import TEXTS, USED, call, called, chunk, read, wire
 
 
 def test_who_called_nothing_ends_with_stop():
@@ -28,23 +28,68 @@ def test_who_called_nothing_ends_with_stop():
         ("model_length", "length"),
         ("MAX_TOKENS", "length"),
         ("SAFETY", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("refusal", "content_filter"),
+        ("repetition", "length"),
+        ("model_context_window_exceeded", "length"),
     ],
 )
 def test_other_words_for_an_end(said, meant):
     assert read(*TEXTS, chunk(reason=said))[2] == [FinishReason(meant)]
 
 
-@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource"])
+@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL"])
 def test_an_end_that_is_none(said):
     assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, UpstreamSaid)
 
 
 @pytest.mark.parametrize("merges", [False, True])
-@pytest.mark.parametrize("nothing", ["", None])
+@pytest.mark.parametrize("nothing", ["", None, "null"])
 def test_an_empty_reason_is_no_end(nothing, merges):
     events = [chunk({"content": text}, nothing) for text in "abc"]
     text, _, reasons, reader = read(*events, chunk(reason="stop"), reader=ChunkReader(1, merges=merges))
     assert (text, reasons, reader.counts) == ("abc", [FinishReason.STOP], [3])
+
+
+EACH = [chunk({"content": text}, "stop") for text in "abc"]
+CALLED = [called(call(name, '{"a":1}', name, index=number)) for number, name in enumerate("fg")]
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_a_reason_beside_every_piece_ends_nothing(merges):
+    for events in ([*EACH, chunk(reason="length")], [*EACH[:2], *TEXTS[2:], chunk(reason="length")]):
+        text, _, reasons, reader = read(*events, b"data: [DONE]\n\n", reader=ChunkReader(1, merges=merges))
+        assert (text, reasons, reader.counts, reader.is_finished) == ("abc", [FinishReason.LENGTH], [3], True)
+    first = chunk({"role": "assistant", "content": ""}, "stop")
+    assert read(first, *EACH, b"data: [DONE]\n\n")[:3] == ("abc", [], [FinishReason.STOP])
+
+
+def test_calls_with_an_end_beside_each_are_all_told():
+    pieces = [one | {"choices": [one["choices"][0] | {"finish_reason": "tool_calls"}]} for one in CALLED]
+    _, calls, reasons, _ = read(*pieces, b"data: [DONE]\n\n")
+    assert calls == [("f", "f", '{"a":1}'), ("g", "g", '{"a":1}')]
+    assert reasons == [FinishReason.TOOL_CALLS]
+    halves = [called(call("f", '{"a"', "c1", index=0)), called(call(None, ":1}", index=0))]
+    halves = [one | {"choices": [one["choices"][0] | {"finish_reason": "stop"}]} for one in halves]
+    assert read(*halves, b"data: [DONE]\n\n")[1:3] == ([("c1", "f", '{"a":1}')], [FinishReason.TOOL_CALLS])
+
+
+def test_an_end_that_is_told_twice_is_the_first_one():
+    for events in (
+        [*TEXTS, chunk(reason="length"), chunk(reason="stop")],
+        [*TEXTS[:2], chunk({"content": "c"}, "length"), chunk(reason="stop")],
+    ):
+        assert read(*events)[:3] == ("abc", [], [FinishReason.LENGTH])
+
+
+@pytest.mark.parametrize(("is_framed", "is_whole"), [(True, True), (False, False)])
+async def test_where_every_piece_says_that_it_is_the_last_a_cut_is_still_an_error(is_framed, is_whole):
+    body = wire(*EACH)
+    server, url = await raw(b"" if is_framed else None, body)
+    async with server, engine_of(UpstreamSettings(**SETTINGS, base_url=url)) as engine:
+        answer = await ask(engine)
+    assert (answer.text, answer.reasons) == ("abc", ["stop"] if is_whole else [])
+    assert (answer.error is None) is is_whole
 
 
 @pytest.mark.parametrize("nothing", [None, False, {}, "", []])
@@ -104,6 +149,10 @@ def test_an_event_that_is_too_deep_is_a_fault_and_no_crash(reader):
         (USED | {"prompt_tokens_details": {"cached_tokens": 2}, "cached_tokens": 4}, Usage(7, 3, 2)),
         (USED | {"total_tokens": 15, "completion_tokens_details": {"reasoning_tokens": 5}}, Usage(7, 8, 0, 5)),
         (USED | {"total_tokens": 10, "completion_tokens_details": {"reasoning_tokens": 2}}, Usage(7, 3, 0, 2)),
+        (USED | {"total_tokens": 623}, Usage(7, 616, 0, 613)),
+        (USED | {"completion_tokens": 0, "total_tokens": 12}, Usage(7, 5, 0, 5)),
+        (USED | {"total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 5}}, Usage(12, 3, 5)),
+        (USED | {"total_tokens": 4}, Usage(7, 3)),
         ({}, None),
         ([], None),
         ("7", None),
@@ -147,6 +196,9 @@ def produced(answer):
         ([*(one | {"usage": USED} for one in TEXTS), chunk(reason="stop")], (7, 3, False)),
         ([*TEXTS, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": USED}]}], (7, 3, False)),
         ([*TEXTS, chunk(reason="stop", usage={})], (5, 3, True)),
+        ([*TEXTS, chunk(reason="stop", usage={"prompt_tokens": 0, "completion_tokens": 9})], (5, 9, True)),
+        ([*TEXTS, chunk(reason="stop", usage={"prompt_tokens": 7, "completion_tokens": 0})], (7, 3, True)),
+        ([*TEXTS, chunk(reason="stop", usage={"prompt_tokens": 0, "completion_tokens": 0})], (0, 0, False)),
         ([*TEXTS, chunk(reason="stop", usage={"prompt_tokens": 10**19, "completion_tokens": 3})], (5, 3, True)),
     ],
 )
@@ -164,12 +216,12 @@ async def test_a_count_from_before_the_answer_is_not_its_bill(mock, events, bill
 
 
 async def raw(head, body):
-    """A server that answers everything with these bytes."""
+    """A server that answers everything with these bytes; without a head their length isn't said."""
+    more = b"\r\n" if head is None else head + b"content-length: %d\r\n\r\n" % len(body)
 
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + head)
-        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + more + body)
         await writer.drain()
         writer.close()
 
@@ -185,55 +237,6 @@ async def test_the_last_event_counts_without_an_empty_line_behind_it(end):
         answer = await ask(engine)
     assert (answer.text, answer.error) == ("abc", None)
     assert produced(answer) == (7, 3, False)
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (
-            "This model's maximum context length is 65536 tokens. However, you requested 120846",
-            "context_length_exceeded",
-        ),
-        ("This endpoint's maximum context length is 131072 tokens.", "context_length_exceeded"),
-        ("The input (9000 tokens) is longer than the model's context length (4096 tokens).", "context_length_exceeded"),
-        ("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096.", "context_length_exceeded"),
-        ("SECRET is not allowed here", "invalid_request"),
-    ],
-)
-async def test_a_prompt_that_is_too_long_is_known_by_its_words(mock, words, code):
-    async def script(call):
-        error = {"message": words, "type": "invalid_request_error", "param": None, "code": "invalid_request_error"}
-        await call.answer("400 Bad Request", {"error": error})
-
-    mock.script = script
-    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
-        error = (await ask(engine)).error
-    assert (error.code, error.param) == (code, "messages" if code == "context_length_exceeded" else None)
-    assert words not in error.message
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("7", 7.0),
-        ("1.5", 1.5),
-        ("999999999", 3600.0),
-        ("Wed, 21 Oct 2099 07:28:00 GMT", 3600.0),
-        ("Wed, 21 Oct 2015 07:28:00 GMT", 1.0),
-        ("-5", 1.0),
-        ("nan", 1.0),
-        ("1e999", 1.0),
-        ("Wed, 99 Oct 99999 07:28:00 GMT", 1.0),
-    ],
-)
-async def test_when_to_come_back_may_be_a_date(mock, given, told):
-    async def script(call):
-        await call.answer("429 Too Many Requests", {}, retry_after=given)
-
-    mock.script = script
-    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
-        error = (await ask(engine)).error
-    assert (error.code, error.retry_after_s) == ("rate_limit_exceeded", told)
 
 
 async def test_who_knows_no_stream_options_is_told_apart_and_asked_without(mock):

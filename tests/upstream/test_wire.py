@@ -175,9 +175,10 @@ def test_an_error_inside_the_stream_is_one():
 
 def test_nothing_follows_the_end_of_a_choice():
     reader = ChunkReader(1)
-    events = [chunk({"content": "a"}, "stop"), chunk({"content": "b"}), chunk(reason="stop")]
+    events = [chunk({"content": "a"}), chunk(reason="stop"), chunk({"content": "b"}), chunk(reason="stop")]
     deltas = reader.feed(b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events))
-    assert [(delta.text, delta.finish_reason) for delta in deltas] == [("a", FinishReason.STOP)]
+    assert [(delta.text, delta.finish_reason) for delta in deltas] == [("a", None), ("", FinishReason.STOP)]
+    assert reader.close() == []
 
 
 def test_usage_of_zero_is_usage_and_a_negative_one_is_none():
@@ -205,11 +206,15 @@ def test_merging_loses_nothing():
         chunk({"content": "e"}),
         chunk({"content": "f"}, "stop"),
     ]
-    deltas = reader.feed(b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events))
+    deltas = reader.feed(
+        b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in [*events, chunk(reason="stop", index=1)])
+    )
+    deltas += reader.close()
     assert [(one.index, one.text, one.reasoning, one.finish_reason) for one in merged(deltas)] == [
         (0, "ab", "", None),
         (1, "c", "", None),
         (0, "", "r", None),
-        (0, "de", "", None),
-        (0, "f", "", FinishReason.STOP),
+        (0, "def", "", None),
+        (1, "", "", FinishReason.STOP),
+        (0, "", "", FinishReason.STOP),
     ]

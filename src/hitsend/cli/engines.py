@@ -121,7 +121,7 @@ def diff(
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    serves = ", ".join(f"{ours} → {theirs}" for ours, theirs in row["models"].items())
+    serves = ", ".join(f"{ours} → {theirs}" for ours, theirs in (row["models"] | row["embedding_models"]).items())
     return row["name"], row["kind"], serves, ", ".join(row["base_urls"]) or "here", row["key"]
 
 
@@ -132,10 +132,8 @@ def _local(settings: Settings) -> list[dict[str, Any]]:
         found.append(("embedded", {settings.engine.alias or settings.engine.model: settings.engine.model}))
     pooled = [one for one in settings.engines if isinstance(one, PooledSettings)]
     found += [(one.name, dict.fromkeys(one.aliases or (one.model,), one.model)) for one in pooled]
-    return [
-        {"name": name, "kind": "embedded", "models": models, "base_urls": [], "key": "", "drops": [], "changes": []}
-        for name, models in found
-    ]
+    rest: dict[str, Any] = {"embedding_models": {}, "base_urls": [], "key": "", "drops": [], "changes": []}
+    return [{"name": name, "kind": "embedded", "models": models} | rest for name, models in found]
 
 
 def _elsewhere(settings: Settings) -> list[dict[str, Any]]:
@@ -150,6 +148,7 @@ def _row(one: UpstreamBase) -> dict[str, Any]:
         "profile": terms.profile.name,
         "source": terms.profile.source,
         "models": one.models,
+        "embedding_models": one.embedding_models,
         "base_urls": list(addresses(one)),
         "unsupported": one.unsupported,
         "drops": drops(terms),

@@ -205,7 +205,7 @@ def _routing(settings: Settings, stages: Stages, flights: Flights, started: Chil
             terms = stages.handovers.get(targets.models[name][engine])
             if terms is not None and "logprobs" not in terms.takes:
                 raise ConfigError(f"routes[{name}].cascade.min_logprob: {engine} gives no logprobs to judge it by")
-    asides = Asides(stages, flights, targets.routes)
+    asides = Asides(stages, flights, targets.routes, longest_s=settings.stream.request_timeout_s)
     for upstream in started.upstreams.engines:
         upstream.on_lost = asides.lost
     return Routing(stages, targets, asides, scorers)

@@ -4,7 +4,7 @@ servers that were left for a faster one.
 Enters: a request, the model that gets it, and on whose behalf. Leaves: what was answered and what it cost. Always
 true: such a run has a flight record, a hold and a ledger row of its own, under nobody's key, within the budgets for
 everybody and what its route may cost the operator; it goes to an engine, never to a route; copies are bounded, and
-none outlives the server. Next: `routed.py`.
+none outlives the server or the longest life of a request. Next: `routed.py`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from hitsend.core.clock import Clock
-from hitsend.core.errors import LimitError, ServeError
+from hitsend.core.errors import DeadlineExceeded, LimitError, ServeError
 from hitsend.core.events import ChoiceFinished, Reserved, Routed, Settled
 from hitsend.core.lifecycle import State
 from hitsend.core.limits import Level, Limits
@@ -98,10 +98,13 @@ def _operator(name: str, caller: Principal) -> Principal:
 
 
 class Asides:
-    """Starts them. `stages` are every model's, `routes` all of them by name."""
+    """Starts them. `stages` are every model's, `routes` all of them by name; none takes longer than `longest_s`."""
 
-    def __init__(self, stages: Stages, flights: Opening, routes: Mapping[str, RouteSettings]) -> None:
+    def __init__(
+        self, stages: Stages, flights: Opening, routes: Mapping[str, RouteSettings], *, longest_s: float
+    ) -> None:
         self.stages = stages
+        self._longest_s = longest_s
         self._flights = flights
         self._routes = routes
         self._copies: dict[str, set[asyncio.Task[None]]] = {}
@@ -121,17 +124,28 @@ class Asides:
         flight = self._flights.open(request.request_id, principal)
         texts: list[str] = []
         is_refused = False
+        limit = asyncio.timeout(None)
+        timer = asyncio.get_running_loop().call_later(self._longest_s, self._expire, flight, limit)
         try:
-            async with aclosing(run(request, flight, self.stages.of(request.model))) as answer:
+            async with limit, aclosing(run(request, flight, self.stages.of(request.model))) as answer:
                 texts += [item.text async for item in answer if isinstance(item, Delta) and item.index == 0]
+        except TimeoutError:
+            pass  # its flight knows
         except ServeError as error:
             is_refused = not any(isinstance(one, Reserved) for one in flight.events())
             flight.fail(error)
         finally:
+            timer.cancel()
             self._flights.close(flight)
         first = None if flight.first_token_at is None else flight.first_token_at - flight.received_at
         code = flight.error.code if flight.error is not None else None
         return Aside("".join(texts), flight.cost_microusd, flight.wall_ms / 1000.0, first, code, is_refused)
+
+    def _expire(self, flight: Flight, limit: asyncio.Timeout) -> None:
+        """An upstream that pings for ever is never silent."""
+        longest = f"{self._longest_s:g} s (limit stream.request_timeout_s)"
+        flight.fail(DeadlineExceeded(f"the answer was not finished after {longest}"))
+        limit.reschedule(asyncio.get_running_loop().time())
 
     async def may_spend(self, request: Request, route: RouteSettings) -> bool:
         """Whether the operator has anything left for this route."""

@@ -38,17 +38,26 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _KNOWN = {"type", "enum", "const", "required", "properties", "items", "additionalProperties"}
+_SHAPES: dict[str, Any] = {"type": str | list, "enum": list, "required": list, "properties": dict}
+_NAMES = {str | list: "a type or a list of them", list: "a list", dict: "an object"}
 _SAID = {"$schema", "$id", "title", "description", "default", "examples"}
 
 _YES = re.compile(r"\W*yes\b", re.IGNORECASE)
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A cheap engine's answer. `logprobs`: of its tokens, as far as they came."""
+    """A cheap engine's answer. `logprobs`: of its tokens, as far as they came; `calls`: (name, arguments) of each."""
 
     text: str
     logprobs: tuple[float, ...]
     is_whole: bool
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """To who judges by reading: its text, and its calls as JSON, a line each."""
+        calls = (json.dumps({"call": name, "arguments": said}, ensure_ascii=False) for name, said in self.calls)
+        return "\n".join(filter(None, (self.text, *calls)))
 
     @property
     def mean_logprob(self) -> float | None:
@@ -91,9 +100,9 @@ class Scorers:
         said = self._at_once(draft)
         cost = 0
         if self._code is not None and _accepts(said):
-            said["code"] = await self._by_code(self._code, question_of(request), draft.text)
+            said["code"] = await self._by_code(self._code, question_of(request), draft.shown)
         if self._judge is not None and _accepts(said):
-            said["judge"], cost = await self._by_judge(request, draft.text, asides, number)
+            said["judge"], cost = await self._by_judge(request, draft.shown, asides, number)
         return Verdict(_accepts(said), said, cost)
 
     def _at_once(self, draft: Draft) -> dict[str, str]:
@@ -248,9 +257,9 @@ def _schema(rule: CascadeSettings, where: str) -> Any:
         return True
     try:
         schema = json.loads(rule.schema)
-    except ValueError as error:
+        _check_schema(schema, f"{where}.schema")
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}.schema: neither `json` nor a JSON schema ({error})") from error
-    _check_schema(schema, f"{where}.schema")
     return schema
 
 
@@ -262,10 +271,15 @@ def _check_schema(schema: Any, where: str) -> None:
     unknown = sorted(schema.keys() - _KNOWN - _SAID)
     if unknown:
         raise ConfigError(f"{where}: {unknown[0]!r} is not checked here, only {', '.join(sorted(_KNOWN))}")
+    for word, kind in _SHAPES.items():
+        if word in schema and not isinstance(schema[word], kind):
+            raise ConfigError(f"{where}.{word}: expected {_NAMES[kind]}")
     kinds = schema.get("type", ())
     for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in _TYPES:
             raise ConfigError(f"{where}.type: {kind!r}, expected one of {', '.join(_TYPES)}")
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise ConfigError(f"{where}.required: expected names")
     inner: Sequence[Any] = (
         *schema.get("properties", {}).values(),
         *(schema[name] for name in ("items", "additionalProperties") if name in schema),

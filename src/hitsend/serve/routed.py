@@ -21,6 +21,7 @@ from hitsend.core.errors import (
     ModelNotFound,
     PermissionDenied,
     RateLimitExceeded,
+    RequestTooLarge,
     ServeError,
     ServerOverloaded,
 )
@@ -46,7 +47,7 @@ from hitsend.settings import RouteSettings
 ENGINES_FAULT = (EngineError, ServerOverloaded, RateLimitExceeded, InsufficientQuota)
 LACKING = (LacksModel, ModelNotFound, PermissionDenied)
 """An engine that hasn't the model that the settings say it has, or doesn't let this account use it."""
-FALLS_THROUGH = (*ENGINES_FAULT, *LACKING, ContextLengthExceeded)
+FALLS_THROUGH = (*ENGINES_FAULT, *LACKING, ContextLengthExceeded, RequestTooLarge)
 """What another engine may do better; an engine's own 400 it may not."""
 DAY_S = 86_400
 REJECTED = "rejected"
@@ -316,8 +317,17 @@ def drafts_of(deltas: Sequence[Delta], num_choices: int) -> list[Draft]:
         mine = [delta for delta in deltas if delta.index == index]
         logprobs = tuple(one.logprob for delta in mine for one in delta.logprobs)
         is_whole = bool(mine) and mine[-1].finish_reason not in (None, FinishReason.LENGTH)
-        drafts.append(Draft("".join(delta.text for delta in mine), logprobs, is_whole))
+        drafts.append(Draft("".join(delta.text for delta in mine), logprobs, is_whole, _calls_of(mine)))
     return drafts
+
+
+def _calls_of(deltas: Sequence[Delta]) -> tuple[tuple[str, str], ...]:
+    names: dict[int, str] = {}
+    pieces: dict[int, list[str]] = {}
+    for call in (call for delta in deltas for call in delta.tool_calls):
+        names.setdefault(call.index, call.name or "")
+        pieces.setdefault(call.index, []).append(call.arguments)
+    return tuple((name, "".join(pieces[index])) for index, name in names.items())
 
 
 async def _again(drafted: Sequence[Delta], *, wants_logprobs: bool) -> AsyncGenerator[Delta]:

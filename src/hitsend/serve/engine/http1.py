@@ -228,8 +228,8 @@ class Wire(asyncio.Protocol):
             return
         self.status = status
         self._may_follow = self._parser.should_keep_alive()
-        has_length = "content-length" in self.headers or "transfer-encoding" in self.headers
-        self._ends_with_connection = not has_length
+        is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()  # `identity` isn't
+        self._ends_with_connection = not (is_chunked or "content-length" in self.headers)
         self._has_head = True
 
     def on_message_complete(self) -> None:

@@ -19,16 +19,9 @@ import msgspec
 
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta
-from hitsend.serve.engine.openai_wire import (
-    ChoiceIn,
-    ChunkIn,
-    ChunkReader,
-    DeltaIn,
-    LogprobsIn,
-    PartIn,
-    Unreadable,
-)
+from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
 from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobsIn, PartIn
 
 _NULL = msgspec.Raw(b"null")
 
@@ -111,7 +104,7 @@ class LenientReader(ChunkReader):
             return deltas
         self.is_done = True
         self._close(deltas)
-        return deltas
+        return deltas + self.close(is_sure=True)
 
     def _close(self, deltas: list[Delta]) -> None:
         """[DONE] after frames that have no finish reason is their end."""
@@ -119,7 +112,8 @@ class LenientReader(ChunkReader):
             return
         used = self.usage.completion_tokens if self.usage is not None else 0
         reason = "length" if used >= self._most_tokens else FinishReason.STOP.value
-        super()._take(ChunkIn((ChoiceIn(0, finish_reason=reason),)), deltas)
+        self._choice(0, ChoiceIn(0, finish_reason=reason), deltas)
+        deltas += self.close(is_sure=True)
 
     def _read(self, document: bytes) -> ChunkIn:
         found = _parsed(document)

@@ -2,7 +2,8 @@
 
 Enters: bytes of an event stream. Leaves: `Delta`s and usage. Always true: bytes may be cut anywhere; what can't be read
 is `Unreadable`, never skipped; a choice that called tools ends with `tool_calls`, also where the upstream calls that
-`stop`, one that called none never does, and one whose last call breaks off ends with `length`.
+`stop`, one that called none never does, and one whose last call breaks off ends with `length`; a choice's end is told
+when nothing can come behind it any more, because some write a reason beside every piece.
 Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shapes.
 """
 
@@ -14,22 +15,16 @@ import msgspec
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
+from hitsend.serve.engine.mended import Mender
 from hitsend.serve.engine.upstream_calls import CallIn, Calls
-from hitsend.serve.engine.upstream_usage import usage_of
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobIn, LogprobsIn, PartIn
+from hitsend.serve.engine.upstream_ends import BROKE, ENDS
+from hitsend.serve.engine.upstream_usage import may_be_bill, usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
 _BOM = b"\xef\xbb\xbf"
-_SAID = {
-    FinishReason.STOP: "stop eos eos_token end_turn stop_sequence complete completed",
-    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length",
-    FinishReason.TOOL_CALLS: "tool_calls function_call tool_use tool_call",
-    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
-}
-_FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
-"""In lower case. What isn't here is no end that a client could be told of."""
-_BROKE = frozenset({"error", "abort", "insufficient_system_resource"})
 _LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token that can't be; some say null."""
 
@@ -44,71 +39,6 @@ class UpstreamSaid(Exception):
     def __init__(self, said: Any = None) -> None:
         super().__init__("an error inside its answer")
         self.said = said
-
-
-class _In(msgspec.Struct, frozen=True, gc=False):
-    """Base of what comes in: unknown fields are nobody's business here."""
-
-
-class PartIn(_In, frozen=True, gc=False):
-    """Mistral's models that think send these in place of a text."""
-
-    type: str
-    text: str | None = None
-    thinking: str | tuple["PartIn", ...] | None = None
-
-
-class DeltaIn(_In, frozen=True, gc=False):
-    """What is new in it."""
-
-    content: str | tuple[PartIn, ...] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: tuple[CallIn, ...] | None = None
-
-
-class _LogprobIn(_In, frozen=True, gc=False):
-    token: str
-    logprob: float | None = None
-    bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple["_LogprobIn", ...] | None = None
-
-
-class LogprobsIn(_In, frozen=True, gc=False):
-    """Of the tokens in this piece."""
-
-    content: tuple[_LogprobIn, ...] | None = None
-    tokens: tuple[str, ...] | None = None
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
-
-
-class ChoiceIn(_In, frozen=True, gc=False):
-    """A piece of one choice."""
-
-    index: int | None = 0
-    delta: DeltaIn | None = None
-    message: DeltaIn | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: LogprobsIn | None = None
-    token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    usage: Any = None
-
-
-class ChunkIn(_In, frozen=True, gc=False):
-    """One event."""
-
-    choices: tuple[ChoiceIn, ...] | None = ()
-    usage: Any = None
-    error: Any = None
-    object: Any = None
-    code: Any = None
-    type: Any = None
-    error_type: Any = None
-    prompt_token_ids: tuple[int, ...] | None = None
 
 
 _decode = msgspec.json.Decoder(ChunkIn).decode
@@ -126,9 +56,12 @@ class ChunkReader:
         self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
+        self._ends: dict[int, FinishReason] = {}
+        self._has_gone_on = self._is_sure = False
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
         self._alike = Alike()
+        self._mender = Mender()
         self.counts = [0] * n
         self.num_pieces = 0
         self._saids: tuple[tuple[Any, int], ...] = ()
@@ -137,8 +70,8 @@ class ChunkReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every choice has its finish reason."""
-        return not self._open
+        """Whether every choice has its finish reason. Where one went on behind that, only the stream's end tells."""
+        return self._open <= self._ends.keys() and (not self._has_gone_on or self._is_sure)
 
     @property
     def usage(self) -> Usage | None:
@@ -149,7 +82,7 @@ class ChunkReader:
     def is_used_up(self) -> bool:
         """Whether `usage` was said after the last token that came: one from before it isn't the bill."""
         usage, num_counted = self._used
-        return usage is not None and num_counted == sum(self.counts)
+        return usage is not None and num_counted == sum(self.counts) and may_be_bill(usage, num_counted)
 
     @property
     def _used(self) -> tuple[Usage | None, int]:
@@ -169,12 +102,24 @@ class ChunkReader:
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
         try:
-            event = msgspec.json.format(body, indent=-1)
+            event = msgspec.json.format(body.removeprefix(_BOM), indent=-1)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.fault = Unreadable("what is no chat completion")
             return []
         deltas = self.feed(b"data: " + event + b"\n\n")
         self.is_done = True
+        return deltas + self.close(is_sure=True)
+
+    def close(self, *, is_sure: bool = False) -> list[Delta]:
+        """The ends of choices, as nothing comes any more. `is_sure`: it wasn't cut. Look at `fault` afterwards."""
+        self._is_sure = self._is_sure or is_sure
+        deltas: list[Delta] = []
+        while self._ends and self.is_finished:
+            index, said = self._ends.popitem()
+            try:
+                self._called(Delta(index), said, (), deltas)
+            except Unreadable as fault:
+                self.fault = fault
         return deltas
 
     def _feed(self, data: bytes, deltas: list[Delta]) -> None:
@@ -194,6 +139,7 @@ class ChunkReader:
             document = event[6:] if event.startswith(b"data: ") and b"\n" not in event else _document(event)
             if document == _DONE:
                 self.is_done = True
+                deltas += ChunkReader.close(self, is_sure=True)
             elif document and not (self._skips_null and document == _NULL):
                 self._event(document, deltas)
             if self._merges and self._alike.is_learned and not was_learned:
@@ -204,7 +150,8 @@ class ChunkReader:
     @property
     def _is_plain(self) -> bool:
         """Whether a text of the choice that has always the same looks can be passed on as it is."""
-        return self._alike.index in self._open and not self._calls[self._alike.index].has_begun
+        index = self._alike.index
+        return index in self._open and index not in self._ends and not self._calls[index].has_begun
 
     def _run(self, events: bytes, deltas: list[Delta]) -> bytes:
         """The usual read of a stream: a row of texts. Returns what comes after it."""
@@ -234,7 +181,10 @@ class ChunkReader:
         try:
             return _decode(document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreadable("an event that is no chat completion chunk") from error
+            found = self._mender.chunk(document)
+            if found is None:
+                raise Unreadable("an event that is no chat completion chunk") from error
+            return found
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
         is_error = chunk.error or chunk.object == "error"
@@ -265,21 +215,29 @@ class ChunkReader:
         ids = choice.token_ids or ()
         if text or reasoning or delta.tool_calls or logprobs or ids:
             self.counts[index] += max(1, len(logprobs), len(ids))
+            self._has_gone_on = self._has_gone_on or index in self._ends
         elif not choice.finish_reason:
             return
-        calls = self._calls[index]
-        if not (delta.tool_calls or calls.has_begun):
-            reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
-            if reason is not None:
-                self._open.discard(index)
-            deltas.append(
-                Delta(index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, token_ids=ids)
-            )
-            return
         more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
-        self._called(more, choice.finish_reason, delta.tool_calls or (), deltas)
+        said = self._end_of(choice, is_beside=more != Delta(index) or bool(delta.tool_calls))
+        if said is not None or delta.tool_calls or self._calls[index].has_begun:
+            self._called(more, said, delta.tool_calls or (), deltas)
+        elif more != Delta(index):
+            deltas.append(more)
 
-    def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
+    def _end_of(self, choice: ChoiceIn, *, is_beside: bool) -> FinishReason | None:
+        """Why the choice ends, if that can be told now: beside a piece of it, or before any, it may go on."""
+        if not choice.finish_reason:
+            return None
+        index, said = choice.index or 0, _known(choice.finish_reason)
+        if said is None:
+            return None
+        if is_beside or self._has_gone_on or index not in self._ends:
+            self._ends[index] = said
+        may_go_on = is_beside or self._has_gone_on or not self.counts[index]
+        return None if may_go_on else self._ends.pop(index)
+
+    def _called(self, more: Delta, said: FinishReason | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
         """A piece of a choice that has calls: what of it can be told now, one thing after the other."""
         index, calls = more.index, self._calls[more.index]
         text, reasoning = calls.words(more.text, more.reasoning)
@@ -299,17 +257,21 @@ class ChunkReader:
         if found:
             deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason)]
 
-    def _reason(self, said: str, calls: Calls) -> FinishReason:
-        reason = _FINISH.get(said.lower())
-        if said.lower() in _BROKE:
-            raise UpstreamSaid
-        if reason is None:
-            raise Unreadable("a finish_reason that nobody knows")
-        if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+    def _reason(self, said: FinishReason, calls: Calls) -> FinishReason:
+        if said in (FinishReason.STOP, FinishReason.TOOL_CALLS):
             if calls.is_cut:
                 return FinishReason.LENGTH
             return FinishReason.TOOL_CALLS if calls.has_any else FinishReason.STOP
-        return reason
+        return said
+
+
+def _known(said: str) -> FinishReason | None:
+    word = said.lower()
+    if word in BROKE:
+        raise UpstreamSaid
+    if word not in ENDS:
+        raise Unreadable("a finish_reason that nobody knows")
+    return ENDS[word]
 
 
 _NOTHING = DeltaIn()
@@ -329,7 +291,7 @@ def _words(delta: DeltaIn, choice: ChoiceIn) -> tuple[str, str]:
     content, thoughts = delta.content, delta.reasoning_content or delta.reasoning or ""
     if isinstance(content, tuple):
         thoughts += "".join(_joined(part.thinking) for part in content if part.type == "thinking")
-        content = _joined(tuple(part for part in content if part.type != "thinking"))
+        content = _joined(tuple(part for part in content if part.type not in ("thinking", "reference")))
     return content or delta.refusal or choice.text or "", thoughts
 
 
@@ -365,7 +327,7 @@ def _bytes(token: str) -> tuple[int, ...]:
     return tuple(token.encode("utf-8", "replace"))
 
 
-def _logprob(one: _LogprobIn) -> TextLogprob:
+def _logprob(one: LogprobIn) -> TextLogprob:
     spelled = _bytes(one.token) if one.bytes is None else one.bytes
     value = _LEAST_LOGPROB if one.logprob is None else one.logprob
     return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))

@@ -1,10 +1,13 @@
 """One attempt at an upstream, from its head to the first word of its answer.
 
 Enters: an answer whose head is there. Leaves: an `Opened`: its first words, or the refusal that came in their place.
-Always true: an error in place of an answer is a refusal, whatever status stood above it, and so is an answer that ends
-before it has begun, so that both can still become a status, or another attempt; what was refused did no work, unless
-it gave a usage or ran out of time; a closed answer is read no further. Next: `openai_wire.py`.
+Always true: whether it is a stream is told by how it begins, whatever its head calls it; an error in place of an answer
+is a refusal, whatever status stood above it, and so is an answer that ends before it has begun, so that both can still
+become a status, or another attempt; what was refused did no work, unless it gave a usage or ran out of time; a closed
+answer is read no further. Next: `openai_wire.py`.
 """
+
+import re
 
 import msgspec
 
@@ -18,6 +21,9 @@ from hitsend.serve.engine.upstream import UpstreamAnswer
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024
 """Of an answer that is no stream."""
+_STREAM = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+"""How one begins that is called JSON, text or nothing: relays and proxies are seen to do that."""
+_TOLD_BY = len(b"retry:")
 
 
 class Opened(msgspec.Struct):
@@ -29,6 +35,7 @@ class Opened(msgspec.Struct):
     refusal: Refusal | None = None
     deltas: list[Delta] = []
     num_bytes: int = 0
+    is_stream: bool = True
     is_at_end: bool = False
 
     @property
@@ -65,24 +72,30 @@ class Opened(msgspec.Struct):
             answer.close()
 
     async def _begin(self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float) -> Refusal | None:
-        if not _is_stream(answer):
-            whole = await answer.read_whole(MAX_WHOLE_BYTES) or b""
+        begin = await answer.read() if _is_stream(answer) else await _begin_of(answer)
+        is_other = begin.startswith(b"{") if _is_stream(answer) else _STREAM.match(begin)
+        self.is_stream = _is_stream(answer) is not bool(is_other)
+        if self.is_stream:
+            await self._hear(answer, begin)
+        else:
+            self.num_bytes = len(begin)
+            whole = begin + (await answer.read_whole(MAX_WHOLE_BYTES) or b"")
             if (refusal := known(whole, name, profile, wall=wall)) is not None:
                 return refusal
             self.num_bytes, self.deltas, self.is_at_end = len(whole), self.reader.feed_whole(whole), True
-        else:
-            await self._hear(answer)
-        return None if self.has_begun else self._nothing(answer, name, profile, wall)
+        return None if self.has_begun else self._nothing(name, profile, wall)
 
-    async def _hear(self, answer: UpstreamAnswer) -> None:
+    async def _hear(self, answer: UpstreamAnswer, data: bytes) -> None:
+        """From `data` on, which has come."""
         reader = self.reader
         while not (self.has_begun or self.is_at_end or reader.is_done or reader.fault is not None):
-            data = await answer.read()
+            data = data or await answer.read()
             self.num_bytes += len(data)
             self.is_at_end = not data
             self.deltas = [*self.deltas, *reader.feed(data or ending(answer))]
+            data = b""
 
-    def _nothing(self, answer: UpstreamAnswer, name: str, profile: Profile, wall: float) -> Refusal:
+    def _nothing(self, name: str, profile: Profile, wall: float) -> Refusal:
         """Why it is over before it began."""
         fault = self.reader.fault
         if isinstance(fault, UpstreamSaid):
@@ -91,7 +104,7 @@ class Opened(msgspec.Struct):
             return msgspec.structs.replace(refusal, may_repeat=refusal.may_repeat and self.reader.usage is None)
         if fault is not None:
             return Refusal(EngineFailed(f"The upstream {name} sent {fault}."))
-        if not _is_stream(answer):
+        if not self.is_stream:
             return streamless(name)
         error = EngineFailed(f"The upstream {name} ended its answer before its end.")
         return Refusal(error, may_repeat=not self.num_bytes)
@@ -99,6 +112,14 @@ class Opened(msgspec.Struct):
 
 def _is_stream(answer: UpstreamAnswer) -> bool:
     return answer.content_type == "text/event-stream"
+
+
+async def _begin_of(answer: UpstreamAnswer) -> bytes:
+    """As much as tells a stream from an answer that comes whole; before that some send blanks, to be waited for."""
+    begin = b""
+    while len(begin.lstrip()) < _TOLD_BY and len(begin) < MAX_WHOLE_BYTES and (data := await answer.read()):
+        begin += data
+    return begin
 
 
 def ending(answer: UpstreamAnswer) -> bytes:

@@ -24,6 +24,8 @@ ASKED_TOKENS = 16
 MAX_LIST_BYTES = 8 * 1024 * 1024
 LIST_S = 10.0
 """For the list of models, which needs no model: somebody is waiting."""
+ANSWER_S = 120.0
+"""For the answer, whose model may have to be loaded; one that pings for ever is never silent."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -62,33 +64,57 @@ async def probe(engine: OpenAIEngine, server: Replica, *, asks: bool) -> Probe:
         return msgspec.structs.replace(found, authenticates=False, fault=f"it refuses the key (HTTP {answer.status})")
     names = _names(body or b"", profile) if answer.status == 200 else None
     if names is not None:
-        listed = {there: there in names for there in engine.terms.models.values()}
+        ours = (*engine.terms.models.values(), *engine.settings.embedding_models.values())
+        listed = {there: there in names for there in ours}
         found = msgspec.structs.replace(found, authenticates=True, listed=listed)
     return await _asked(engine, found) if asks else found
 
 
 async def _asked(engine: OpenAIEngine, found: Probe) -> Probe:
-    model = next(iter(engine.terms.models))
+    """One answer of its first model, or one vector where it has none that answers."""
+    models, embedders = engine.terms.models, engine.settings.embedding_models
+    there = next(iter((*models.values(), *embedders.values())), None)
+    if there is None:
+        return msgspec.structs.replace(found, fault="it serves no model (models, embedding_models)")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            ttft_ms, is_given = await (_answer(engine, next(iter(models))) if models else _vector(engine))
+    except TimeoutError:
+        return msgspec.structs.replace(found, fault=f"its answer was not finished after {ANSWER_S:.0f} s")
+    except ServeError as error:
+        hint = f" Is base_url right, and {there} its name there?"
+        fault = f"{error.code}: {error.message}{hint if isinstance(error, LacksModel | ModelNotFound) else ''}"
+        return msgspec.structs.replace(found, fault=fault)
+    return msgspec.structs.replace(found, authenticates=True, ttft_ms=ttft_ms, gives_usage=is_given)
+
+
+async def _answer(engine: OpenAIEngine, model: str) -> tuple[float | None, bool]:
+    """Milliseconds to its first token, and whether it said what it billed. Raises ServeError."""
     request = Request("check", model, (Message("user", "Say hi."),), stream=True)
     job = Job("check", (), SamplingParams(), n=1, max_tokens=ASKED_TOKENS, deadline_s=60.0, chat=request)
     sent_at: float | None = None
     ttft_ms: float | None = None
+    generation = engine.generate(job)
     try:
-        generation = engine.generate(job)
-        try:
-            async for event in generation:
-                if isinstance(event, Sent):
-                    sent_at = event.at
-                elif isinstance(event, FirstToken) and sent_at is not None:
-                    ttft_ms = round((event.at - sent_at) * 1000, 3)
-        finally:
-            await generation.aclose()
-    except ServeError as error:
-        hint = f" Is base_url right, and {engine.terms.models[model]} its name there?"
-        fault = f"{error.code}: {error.message}{hint if isinstance(error, LacksModel | ModelNotFound) else ''}"
-        return msgspec.structs.replace(found, ttft_ms=ttft_ms, fault=fault)
-    is_given = not generation.produced.is_estimate
-    return msgspec.structs.replace(found, authenticates=True, ttft_ms=ttft_ms, gives_usage=is_given)
+        async for event in generation:
+            if isinstance(event, Sent):
+                sent_at = event.at
+            elif isinstance(event, FirstToken) and sent_at is not None:
+                ttft_ms = round((event.at - sent_at) * 1000, 3)
+    finally:
+        await generation.aclose()
+    return ttft_ms, not generation.produced.is_estimate
+
+
+async def _vector(engine: OpenAIEngine) -> tuple[float, bool]:
+    """The same of a text's vector."""
+    asking = engine.embed(next(iter(engine.settings.embedding_models)), ("Say hi.",), None, estimated=ASKED_TOKENS)
+    began_at = engine.clock.now()
+    try:
+        await asking.vectors()
+    finally:
+        await asking.aclose()
+    return round((engine.clock.now() - began_at) * 1000, 3), not asking.produced.is_estimate
 
 
 def _names(body: bytes, profile: Profile) -> set[str] | None:

@@ -8,8 +8,9 @@ is which.
 """
 
 import logging
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -22,6 +23,7 @@ from hitsend.core.errors import (
     EngineUnavailable,
     InvalidRequest,
     RateLimitExceeded,
+    RequestTooLarge,
     ServeError,
     from_code,
 )
@@ -35,10 +37,31 @@ _log = logging.getLogger(__name__)
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{1,63}")
 _LONGEST_WAIT_S = 3600.0
 _DAY_S = 86_400.0
-_TOO_LONG = frozenset({ContextLengthExceeded.code, "exceed_context_size_error"})
+_TOO_LONG = frozenset(
+    (
+        ContextLengthExceeded.code,
+        "exceed_context_size_error",
+        "context_window_exceeded",
+        "model_context_window_exceeded",
+        "model_max_prompt_tokens_exceeded",
+    )
+)
 """Codes and types that say that prompt and answer don't fit."""
-_TOO_LONG_WORDS = (b"maximum context length", b"model's context length", b"`max_new_tokens` must be <=")
-"""Of those who say so in words alone, with a 400: DeepSeek, OpenRouter and others after OpenAI; SGLang; TGI."""
+_TOO_LONG_WORDS = re.compile(
+    rb"maximum context length|model'?s context length|maximum model length"  # OpenAI, DeepSeek, Mistral, SGLang, vLLM
+    rb"|`max_new_tokens` must be <=|`inputs` must have less than"  # TGI
+    rb"|context window limit|context window exceeds|exceeds? the context window"  # Workers AI, MiniMax, OpenAI
+    rb"|(?:prompt|input) is too long|all messages is too long"  # Anthropic, Bedrock, Perplexity
+    rb"|token count[ of()0-9]{0,24}exceeds the"  # Gemini, Copilot
+    rb"|maximum prompt length is|prompt exceeds max"  # xAI, Zhipu
+    rb"|exceed the configured limit of|exceeded model token limit|range of input length"  # Azure, Moonshot, DashScope
+    rb"|(?:exceeds the|greater than the) context length|context length of only"  # Ollama, LM Studio
+    rb"|tokens in the prompt cannot exceed|should not exceed max_num_tokens",  # Cohere, TensorRT-LLM
+    re.IGNORECASE,
+)
+"""Of those who say so in words alone, 2026-11."""
+_LACKS_MODEL = frozenset({"model_not_found", "invalid_model", "unknown_model", "model_not_supported"})
+"""Codes of those who say with a 400 that they haven't it."""
 _MISFITS = {
     b"stream_options": 'doesn\'t take stream_options: set lacks = ["stream_options"]',
     b"'max_completion_tokens' instead": 'wants another name: set max_tokens_field = "max_completion_tokens"',
@@ -106,23 +129,20 @@ async def refusal_of(
             answer.close()
             text = f"The upstream {name} packed its answer (content-encoding), which it was asked not to."
             return Refusal(EngineFailed(text))
-        if "json" in answer.content_type or (_is_stream(answer) and not wants_json):
-            return None  # some give an answer whole, whatever they are asked for
+        is_page = "html" in answer.content_type  # somebody's login
+        if not (is_page or (wants_json and answer.content_type == "text/event-stream")):
+            return None  # some give an answer whole, whatever they are asked for, or call it what it isn't
         answer.close()
-        return streamless(name)
+        return Refusal(EngineFailed(f"The upstream {name} answered without JSON.")) if wants_json else streamless(name)
     body = await answer.read_refusal()
     answer.close()
-    wait_s = _retry_after_s(answer.headers.get("retry-after"), wall)
+    wait_s = _wait_s(answer.headers, wall)
     return known(body, name, profile, wall=wall, wait_s=wait_s) or _by_status(status, body, name, profile, wait_s)
 
 
 def streamless(name: str) -> Refusal:
     """Of an answer that is neither a stream nor a whole one."""
     return Refusal(EngineFailed(f"The upstream {name} answered without an event stream."))
-
-
-def _is_stream(answer: UpstreamAnswer) -> bool:
-    return answer.content_type == "text/event-stream"
 
 
 def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
@@ -177,7 +197,7 @@ def _by_status(
     if (why := _misfit(status, body, profile)) is not None:
         _log.error("the upstream %s %s", name, why)
         return Refusal(EngineUnavailable(f"The upstream {name} {why}."), outcome="ok")
-    if status in (400, 404, 413, 422) or _names_length(body, profile):
+    if status in (400, 404, 413, 422) or (status in (500, 503) and _is_too_long(body, profile)):
         return Refusal(_refused(status, body, name, profile, how), outcome="ok")
     if status >= 500 or status == 408:
         text = f"The upstream {name} failed ({how})."
@@ -226,8 +246,9 @@ def _error(said: dict[str, Any]) -> _ErrorIn:
     return _ErrorIn(code if is_one else None, kind, param)
 
 
-def _names_length(body: bytes, profile: Profile) -> bool:
-    return profile.context_words is not None and profile.context_words.encode() in body
+def _is_too_long(body: bytes, profile: Profile) -> bool:
+    is_named = profile.context_words is not None and profile.context_words.encode() in body
+    return is_named or _TOO_LONG_WORDS.search(body) is not None
 
 
 def _refused(status: int, body: bytes, name: str, profile: Profile, how: str) -> ServeError:
@@ -235,16 +256,25 @@ def _refused(status: int, body: bytes, name: str, profile: Profile, how: str) ->
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
     text = f"The upstream {name} refused the request ({', '.join([*named[:1], how])})."
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
-    is_too_long = not _TOO_LONG.isdisjoint(named)
-    is_too_long = is_too_long or _names_length(body, profile) or any(words in body for words in _TOO_LONG_WORDS)
-    kind = ContextLengthExceeded if is_too_long else LacksModel if status == 404 else InvalidRequest
-    return kind(text, param=param)
+    if not _TOO_LONG.isdisjoint(named) or _is_too_long(body, profile):
+        return ContextLengthExceeded(text, param=param)
+    if status == 404 or not _LACKS_MODEL.isdisjoint(named):
+        return LacksModel(text, param=param)
+    return (RequestTooLarge if status == 413 else InvalidRequest)(text, param=param)
+
+
+def _wait_s(headers: Mapping[str, str], wall: float) -> float | None:
+    """What it says of when to come back, in the header that all know or in that of OpenAI and Azure."""
+    said = _retry_after_s(headers.get("retry-after"), wall)
+    finer = _retry_after_s(headers.get("retry-after-ms"), math.inf)
+    return said if said is not None or finer is None else finer / 1000
 
 
 def _retry_after_s(value: str | None, wall: float) -> float | None:
     """Seconds from now; None where the header has neither a number of them nor a date that is to come."""
     if value is None:
         return None
+    value = value.strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
         return min(float(value), _LONGEST_WAIT_S)
     try:

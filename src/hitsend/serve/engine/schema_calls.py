@@ -99,6 +99,10 @@ class CallsReader(ChunkReader):
         """As `ChunkReader.feed`; each choice's calls come with its end."""
         return [turned for delta in super().feed(data) for turned in self._turned(delta)]
 
+    def close(self, *, is_sure: bool = False) -> list[Delta]:
+        """As `ChunkReader.close`."""
+        return [turned for delta in super().close(is_sure=is_sure) for turned in self._turned(delta)]
+
     def _turned(self, delta: Delta) -> Iterator[Delta]:
         self._texts[delta.index].append(delta.text)
         self._size += len(delta.text)

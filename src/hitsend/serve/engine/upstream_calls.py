@@ -3,8 +3,8 @@
 Enters: the pieces of one choice's calls, and the words between them, in their order. Leaves: pieces that are numbered
 from 0 in the order in which their calls began. Always true: the first piece of a call has its id and its name, no later
 one has either; one call is given out at a time, to its end, and words that come inside of it after it, because that is
-how every dialect tells them; two calls never become one, though an upstream gives them one number, or none; no call
-ends without arguments; nothing is lost. Next: `openai_wire.py`.
+how every dialect tells them; two calls never become one, though an upstream gives them one number, one id, or none; no
+two calls have the same id; no call ends without arguments; nothing is lost. Next: `openai_wire.py`.
 """
 
 import json
@@ -35,11 +35,13 @@ class CallIn(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Call:
-    """One call as far as it came. `number` is there once it began to be given out, `num_given` pieces were."""
+    """One call as far as it came, by the upstream's id and index. `number` is there once it began to be given out,
+    `num_given` pieces were."""
 
-    def __init__(self, given_id: str | None) -> None:
+    def __init__(self, given_id: str | None, index: int | None) -> None:
         self.number: int | None = None
         self.id = given_id
+        self.index = index
         self.name: str | None = None
         self.num_given = 0
         self._pieces: list[str] = []
@@ -61,14 +63,16 @@ class _Call:
             self._pieces.append(text)
             self._is_whole = None
 
-    def give(self, number: int) -> ToolCallDelta | None:
-        """What of it wasn't given out yet."""
+    def give(self, number: int, taken: set[str]) -> ToolCallDelta | None:
+        """What of it wasn't given out yet; an id that another call has is none."""
         text = "".join(self._pieces[self.num_given :])
         self.num_given = len(self._pieces)
         if self.number is not None:
             return ToolCallDelta(self.number, arguments=text) if text else None
         self.number = number
-        return ToolCallDelta(number, self.id or f"call_{secrets.token_hex(12)}", self.name, text)
+        call_id = self.id if self.id and self.id not in taken else f"call_{secrets.token_hex(12)}"
+        taken.add(call_id)
+        return ToolCallDelta(number, call_id, self.name, text)
 
 
 class Calls:
@@ -80,6 +84,7 @@ class Calls:
         self._by_index: dict[int | None, _Call] = {}
         self._at = 0
         self._num_numbers = 0
+        self._ids: set[str] = set()
         self._num_chars = 0
         self._held: tuple[list[str], list[str]] = ([], [])
 
@@ -171,29 +176,36 @@ class Calls:
     def _give(self, call: _Call) -> ToolCallDelta | None:
         if call.number is None:
             self._num_numbers += 1
-        return call.give(self._num_numbers - 1)
+        return call.give(self._num_numbers - 1, self._ids)
 
     def _of(self, piece: CallIn, name: str | None) -> _Call:
-        known = next((one for one in self._all if piece.id and one.id == piece.id), None)
+        numbered = self._by_index.get(piece.index) if piece.index is not None else None
+        known = next((one for one in reversed(self._all) if piece.id and one.id == piece.id), None)
+        if known is not None and numbered is not None and numbered.id == piece.id:
+            known = numbered  # several have this id
         last = self._all[-1] if self._all else None
-        under_way = known or (self._by_index.get(piece.index) if piece.index is not None else last)
+        under_way = known or (numbered if piece.index is not None else last)
         if under_way is not None and not _begins(piece, name, under_way):
             return under_way
-        call = _Call(piece.id or None)
+        call = _Call(piece.id or None, piece.index)
         self._all.append(call)
         self._by_index[piece.index] = call
         return call
 
 
 def _begins(piece: CallIn, name: str | None, before: _Call) -> bool:
-    """Whether a piece with the number of a call that is under way is another call's first one.
+    """Whether a piece with the number or the id of a call that is under way is another call's first one.
 
-    Some repeat name and id on every piece, some give each piece an id of its own: then what came decides.
+    Some repeat name and id on every piece, some give each piece an id of its own, some give all calls the same id: then
+    what came decides.
     """
-    if name is None or before.name is None or (piece.id and piece.id == before.id):
+    if name is None or before.name is None:
         return False
     if name != before.name:
         return True
+    is_same = bool(piece.id) and piece.id == before.id
+    if is_same and (piece.index is None or before.index is None or piece.index == before.index):
+        return False
     return _is_json(before.arguments) if before.arguments.strip() else bool(piece.id)
 
 

@@ -21,7 +21,7 @@ from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.protocol import EngineEvent, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of, said
 from hitsend.serve.engine.upstream import MAX_REFUSAL_BYTES
 from hitsend.serve.engine.upstream_usage import usage_of
 
@@ -33,12 +33,18 @@ MAX_VECTORS_BYTES = 256 * 1024 * 1024
 
 class _VectorIn(msgspec.Struct, frozen=True):
     embedding: list[float] | str
-    index: int | None = None
+    index: Any = None
 
 
 class _AnswerIn(msgspec.Struct, frozen=True):
     data: list[_VectorIn]
     usage: Any = None
+
+
+class _ErrorIn(msgspec.Struct, frozen=True):
+    """An answer that may be an error."""
+
+    error: Any = None
 
 
 class UpstreamEmbedding:
@@ -81,6 +87,8 @@ class UpstreamEmbedding:
         if refusal.closed_s is not None:
             self._engine.close_for(refusal.closed_s)
         self._end(refusal.outcome)
+        if isinstance(refusal.error, ContextLengthExceeded):
+            refusal.error.param = "input"
         return refusal.error
 
     async def _ask(self) -> tuple[tuple[bytes, ...], int | None, Refusal | None]:
@@ -91,12 +99,10 @@ class UpstreamEmbedding:
             wall = self._engine.clock.wall()
             refusal = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True)
             if refusal is not None:
-                if isinstance(refusal.error, ContextLengthExceeded):
-                    refusal.error.param = "input"
                 return (), status, refusal
             body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
             is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
-            refusal = known(body, name, terms.profile, wall=wall) if is_short else None
+            refusal = self._error(body, wall) if is_short else None
             return (() if refusal is not None else self._read(body)), status, refusal
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and status is None
@@ -106,16 +112,25 @@ class UpstreamEmbedding:
         except (msgspec.DecodeError, RecursionError, ValueError, binascii.Error, struct.error, OverflowError):
             return (), status, Refusal(EngineFailed(f"The upstream {name} sent what is no list of embeddings."))
 
+    def _error(self, body: bytes, wall: float) -> Refusal | None:
+        """What stands in a 200's body in place of vectors is what the status would have been. Raises DecodeError."""
+        name, profile = self._engine.name, self._engine.terms.profile
+        error = msgspec.json.decode(body, type=_ErrorIn).error
+        refusal = known(body, name, profile, wall=wall)
+        return refusal or (said(error, name, profile, wall=wall) if error else None)
+
     def _read(self, body: bytes) -> tuple[bytes, ...]:
         answer = msgspec.json.decode(body, type=_AnswerIn)
         self._usage = usage_of(answer.usage, has_output=False)
-        rows: dict[int, list[float]] = {}
-        for number, row in enumerate(answer.data):
-            rows[number if row.index is None else row.index] = _unpacked(row.embedding)
-        sizes = {len(row) for row in rows.values()}
-        if set(rows) != set(range(self._num_inputs)) or len(sizes) != 1:
+        rows = [_unpacked(row.embedding) for row in answer.data]
+        numbers = [row.index for row in answer.data]
+        if {type(number) for number in numbers} == {int} and set(numbers) == set(range(len(rows))):
+            rows = [
+                row for _, row in sorted(zip(numbers, rows, strict=True))
+            ]  # else they are in order: some say 0 of all
+        if len(rows) != self._num_inputs or len({len(row) for row in rows}) != 1:
             raise ValueError
-        return tuple(_packed(self._cut(rows[number])) for number in range(self._num_inputs))
+        return tuple(_packed(self._cut(row)) for row in rows)
 
     def _cut(self, vector: list[float]) -> list[float]:
         """To the dimensions that were asked for, and back to length 1."""

@@ -325,6 +325,8 @@ class OpenAIGeneration:
             pass  # it was whole without it
 
     def _took(self, deltas: list[Delta], *, is_at_end: bool) -> None:
+        if is_at_end and self._answer is not None:
+            deltas = deltas + self._reader.close(is_sure=self._answer.is_framed)
         if deltas:
             self._take(deltas)
         if self._reader.fault is not None:
@@ -367,6 +369,8 @@ class OpenAIGeneration:
             return
         # an end that came whole but for its closing words is an end
         if self._reader.is_finished and not isinstance(error, EngineTimeout):
+            if ends := self._reader.close():
+                self._take(ends)
             self._end("ok")
             return
         self._error = error

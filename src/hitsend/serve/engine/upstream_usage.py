@@ -1,8 +1,9 @@
 """What an upstream says that it used, where it can be meant.
 
 Enters: the `usage` of an answer or of an event, whatever it is. Leaves: `Usage`, or None. Always true: numbers are
-whole and no larger than `MOST_TOKENS`; a part is never larger than the whole; what can't be read is none, so that an
-answer isn't lost by its bill: hitsend counts then, and says so. Next: `openai_wire.py`.
+whole and no larger than `MOST_TOKENS`; a part is never larger than the whole; what only the total has is in one of the
+parts; what can't be read is none, so that an answer isn't lost by its bill: hitsend counts then, and says so. Next:
+`openai_wire.py`.
 """
 
 from typing import Any
@@ -31,9 +32,19 @@ def usage_of(given: Any, *, has_output: bool = True) -> Usage | None:
     cached = _part(given.get("prompt_tokens_details"), "cached_tokens")
     cached = cached or next((found for name in _CACHED_APART if (found := _count(given.get(name)))), 0)
     reasoning = _part(given.get("completion_tokens_details"), "reasoning_tokens")
-    if reasoning and total == prompt + output + reasoning:  # xAI counts thoughts beside the output, and bills them
-        output += reasoning
+    rest = 0 if total is None or not has_output else total - prompt - output
+    if rest > 0 and rest == cached:  # relays of Anthropic's API count what was cached beside the prompt
+        prompt += rest
+    elif rest > 0:  # xAI and Gemini count thoughts beside the output, Gemini in the total alone, and both bill them
+        output, reasoning = output + rest, reasoning or rest
     return Usage(prompt, output, min(cached, prompt), min(reasoning, output))
+
+
+def may_be_bill(usage: Usage, num_counted: int) -> bool:
+    """Whether it can be what an answer cost of which so many tokens were seen. Nothing at all may be (it was cached);
+    an answer to no prompt, or text of no tokens, can't."""
+    is_split = bool(usage.prompt_tokens) and bool(usage.completion_tokens or not num_counted)
+    return is_split or not usage.total_tokens
 
 
 def _count(value: Any) -> int | None:

@@ -1,0 +1,78 @@
+"""What a chunk of OpenAI's chat API has in it, as far as it is anybody's business here.
+
+Enters: nothing. Leaves: structs to decode an event into. Always true: a field is of the types that it has in
+many places; what is rarer is put right by `mended.py`, or can't be read. Next: `openai_wire.py`.
+"""
+
+from typing import Any
+
+import msgspec
+
+from hitsend.serve.engine.upstream_calls import CallIn
+
+
+class _In(msgspec.Struct, frozen=True, gc=False):
+    """Base of what comes in: unknown fields are nobody's business here."""
+
+
+class PartIn(_In, frozen=True, gc=False):
+    """Mistral's models that think send these in place of a text."""
+
+    type: str
+    text: str | None = None
+    thinking: str | tuple["PartIn", ...] | None = None
+
+
+class DeltaIn(_In, frozen=True, gc=False):
+    """What is new in it."""
+
+    content: str | tuple[PartIn, ...] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: tuple[CallIn, ...] | None = None
+
+
+class LogprobIn(_In, frozen=True, gc=False):
+    """Of one token."""
+
+    token: str
+    logprob: float | None = None
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: tuple["LogprobIn", ...] | None = None
+
+
+class LogprobsIn(_In, frozen=True, gc=False):
+    """Of the tokens in this piece."""
+
+    content: tuple[LogprobIn, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+
+
+class ChoiceIn(_In, frozen=True, gc=False):
+    """A piece of one choice."""
+
+    index: int | None = 0
+    delta: DeltaIn | None = None
+    message: DeltaIn | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: LogprobsIn | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    usage: Any = None
+
+
+class ChunkIn(_In, frozen=True, gc=False):
+    """One event."""
+
+    choices: tuple[ChoiceIn, ...] | None = ()
+    usage: Any = None
+    error: Any = None
+    object: Any = None
+    code: Any = None
+    type: Any = None
+    error_type: Any = None
+    prompt_token_ids: tuple[int, ...] | None = None
