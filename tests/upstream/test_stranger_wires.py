@@ -27,14 +27,18 @@ def test_who_called_nothing_ends_with_stop():
         ("STOP", "stop"),
         ("model_length", "length"),
         ("MAX_TOKENS", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("repetition", "length"),
         ("SAFETY", "content_filter"),
+        ("sensitive", "content_filter"),
+        ("refusal", "content_filter"),
     ],
 )
 def test_other_words_for_an_end(said, meant):
     assert read(*TEXTS, chunk(reason=said))[2] == [FinishReason(meant)]
 
 
-@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource"])
+@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource", "network_error"])
 def test_an_end_that_is_none(said):
     assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, UpstreamSaid)
 

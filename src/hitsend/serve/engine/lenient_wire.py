@@ -56,6 +56,7 @@ class _DeltaIn(_In, frozen=True):
     reasoning: msgspec.Raw = _NULL
     refusal: msgspec.Raw = _NULL
     tool_calls: tuple[_CallIn, ...] | None = None
+    function_call: _FunctionIn | None = None
 
 
 class _ChoiceIn(_In, frozen=True):
@@ -102,6 +103,7 @@ class LenientReader(ChunkReader):
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that is no stream. Look at `fault` afterwards."""
         deltas: list[Delta] = []
+        body = self._loose.mended(body) or body
         try:
             found = _parsed(body)
             inner = bytes(found.result)
@@ -146,6 +148,7 @@ class LenientReader(ChunkReader):
             reasoning=_text(given.reasoning),
             refusal=_text(given.refusal),
             tool_calls=None if given.tool_calls is None else tuple(self._call_of(call) for call in given.tool_calls),
+            function_call=None if given.function_call is None else _function_of(given.function_call),
         )
 
     def _legacy_of(self, found: _ChunkIn) -> tuple[ChoiceIn, ...]:
@@ -158,14 +161,18 @@ class LenientReader(ChunkReader):
 
     def _call_of(self, call: _CallIn) -> CallIn:
         """Older calls have their name outside, arguments as an object, and neither id nor number."""
-        function = call.function or _FunctionIn(call.name, call.arguments)
-        arguments = function.arguments
-        if arguments is not None and not isinstance(arguments, str):
-            arguments = msgspec.json.encode(arguments).decode()
+        function = _function_of(call.function or _FunctionIn(call.name, call.arguments))
         if call.index is not None and call.function is not None:
-            return CallIn(call.index, call.id, FunctionIn(function.name, arguments))
+            return CallIn(call.index, call.id, function)
         number, self._num_calls = self._num_calls, self._num_calls + 1
-        return CallIn(number, call.id or f"call_{number}", FunctionIn(function.name, arguments))
+        return CallIn(number, call.id or f"call_{number}", function)
+
+
+def _function_of(given: _FunctionIn) -> FunctionIn:
+    arguments = given.arguments
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return FunctionIn(given.name, arguments)
 
 
 def _parsed(document: bytes) -> _ChunkIn:

@@ -14,7 +14,8 @@ import msgspec
 from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta, TextLogprob, Usage
 from hitsend.serve.engine.alike import Alike
-from hitsend.serve.engine.upstream_calls import CallIn, Calls
+from hitsend.serve.engine.loose_json import LooseJson
+from hitsend.serve.engine.upstream_calls import CallIn, Calls, FunctionIn
 from hitsend.serve.engine.upstream_usage import usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -23,13 +24,14 @@ _NULL = b"null"
 _BOM = b"\xef\xbb\xbf"
 _SAID = {
     FinishReason.STOP: "stop eos eos_token end_turn stop_sequence complete completed",
-    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length",
+    FinishReason.LENGTH: "length max_tokens max_output_tokens model_length model_context_window_exceeded repetition",
     FinishReason.TOOL_CALLS: "tool_calls function_call tool_use tool_call",
-    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content",
+    FinishReason.CONTENT_FILTER: "content_filter content_filtered safety recitation blocklist prohibited_content "
+    "sensitive refusal",
 }
 _FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
 """In lower case. What isn't here is no end that a client could be told of."""
-_BROKE = frozenset({"error", "abort", "insufficient_system_resource"})
+_BROKE = frozenset({"error", "abort", "insufficient_system_resource", "network_error"})
 _LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token that can't be; some say null."""
 
@@ -66,6 +68,15 @@ class DeltaIn(_In, frozen=True, gc=False):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: tuple[CallIn, ...] | None = None
+    function_call: FunctionIn | None = None
+
+    @property
+    def calls(self) -> tuple[CallIn, ...]:
+        """Pieces of calls; who knows one call only has no list of them."""
+        only = self.function_call
+        if self.tool_calls or only is None or not (only.name or only.arguments):
+            return self.tool_calls or ()
+        return (CallIn(0, None, only),)
 
 
 class _LogprobIn(_In, frozen=True, gc=False):
@@ -81,7 +92,7 @@ class LogprobsIn(_In, frozen=True, gc=False):
     content: tuple[_LogprobIn, ...] | None = None
     tokens: tuple[str, ...] | None = None
     token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
 
 
 class ChoiceIn(_In, frozen=True, gc=False):
@@ -129,6 +140,7 @@ class ChunkReader:
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
         self._alike = Alike()
+        self._loose = LooseJson()
         self.counts = [0] * n
         self.num_pieces = 0
         self._saids: tuple[tuple[Any, int], ...] = ()
@@ -169,7 +181,7 @@ class ChunkReader:
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
         try:
-            event = msgspec.json.format(body, indent=-1)
+            event = msgspec.json.format(self._loose.mended(body) or body, indent=-1)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.fault = Unreadable("what is no chat completion")
             return []
@@ -222,13 +234,22 @@ class ChunkReader:
             self.num_pieces += 1
             deltas.append(Delta(self._alike.index, text))
             return
-        chunk = self._read(document)
+        chunk = self._read_loosely(document)
         before = len(deltas)
         self._take(chunk, deltas)
         self.num_pieces += len(deltas) - before
         choices = chunk.choices or ()
         if len(choices) == 1 and chunk.usage is choices[0].usage is None and (plain := _plain(choices[0])):
             self._alike.learn(document, plain, choices[0].index or 0)
+
+    def _read_loosely(self, document: bytes) -> ChunkIn:
+        try:
+            return self._read(document)
+        except Unreadable:
+            mended = self._loose.mended(document)
+            if mended is None:
+                raise
+            return self._read(mended)
 
     def _read(self, document: bytes) -> ChunkIn:
         try:
@@ -263,12 +284,13 @@ class ChunkReader:
         text, reasoning = _words(delta, choice)
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         ids = choice.token_ids or ()
-        if text or reasoning or delta.tool_calls or logprobs or ids:
+        pieces = delta.calls
+        if text or reasoning or pieces or logprobs or ids:
             self.counts[index] += max(1, len(logprobs), len(ids))
         elif not choice.finish_reason:
             return
         calls = self._calls[index]
-        if not (delta.tool_calls or calls.has_begun):
+        if not (pieces or calls.has_begun):
             reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
             if reason is not None:
                 self._open.discard(index)
@@ -277,7 +299,7 @@ class ChunkReader:
             )
             return
         more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
-        self._called(more, choice.finish_reason, delta.tool_calls or (), deltas)
+        self._called(more, choice.finish_reason, pieces, deltas)
 
     def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
         """A piece of a choice that has calls: what of it can be told now, one thing after the other."""
@@ -320,7 +342,7 @@ def _plain(choice: ChoiceIn) -> str | None:
     delta = choice.delta
     if delta is None or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
         return None
-    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
+    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.calls
     return delta.content if isinstance(delta.content, str) and not any(others) else None
 
 
@@ -353,12 +375,17 @@ def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
         return tuple(_logprob(one) for one in given.content or ())
     tops = given.top_logprobs or (None,) * len(given.tokens)
     columns = zip(given.tokens, given.token_logprobs or (), tops, strict=False)
-    return tuple(_spelled(token, value or 0.0, top or {}) for token, value, top in columns)
+    return tuple(_spelled(token, value, top or {}) for token, value, top in columns)
 
 
-def _spelled(token: str, value: float, top: dict[str, float]) -> TextLogprob:
-    ranked = sorted(top.items(), key=lambda one: -one[1])
-    return TextLogprob(token, value, _bytes(token), tuple(TextLogprob(one, at, _bytes(one)) for one, at in ranked))
+def _spelled(token: str, value: float | None, top: dict[str, float | None]) -> TextLogprob:
+    ranked = sorted(((one, _told(at)) for one, at in top.items()), key=lambda one: -one[1])
+    others = tuple(TextLogprob(one, at, _bytes(one)) for one, at in ranked)
+    return TextLogprob(token, _told(value), _bytes(token), others)
+
+
+def _told(logprob: float | None) -> float:
+    return _LEAST_LOGPROB if logprob is None else logprob
 
 
 def _bytes(token: str) -> tuple[int, ...]:
@@ -367,5 +394,4 @@ def _bytes(token: str) -> tuple[int, ...]:
 
 def _logprob(one: _LogprobIn) -> TextLogprob:
     spelled = _bytes(one.token) if one.bytes is None else one.bytes
-    value = _LEAST_LOGPROB if one.logprob is None else one.logprob
-    return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
+    return TextLogprob(one.token, _told(one.logprob), spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))

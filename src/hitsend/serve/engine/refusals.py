@@ -27,6 +27,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.loose_json import LooseJson
 from hitsend.serve.engine.profiles import GENERIC, Profile, Reaction
 from hitsend.serve.engine.upstream import UpstreamAnswer
 
@@ -198,7 +199,7 @@ def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
 
 def _decoded(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(LooseJson().mended(body) or body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
