@@ -2,12 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 
-from hitsend.core.request import Delta, Tool, ToolChoice
+from hitsend.core.request import Delta, Message, Tool, ToolChoice
 from hitsend.serve.engine.openai_body import count_body, encode_body
 from hitsend.serve.engine.openai_wire import ChunkReader
-from hitsend.serve.engine.terms import terms_of
+from hitsend.serve.engine.terms import changes, drops, terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from hitsend.testing import FakeClock
 from tests.upstream.asking import ask, engine_of, job_of, request_of
@@ -42,6 +43,29 @@ def test_vllms_count_knows_that_an_effort_is_a_thought(effort, thinks):
     counted = json.loads(count_body(request_of(reasoning_effort=effort), terms_of(VLLM)))
     assert counted["chat_template_kwargs"]["enable_thinking"] is thinks
     assert "chat_template_kwargs" not in json.loads(count_body(request_of(reasoning_effort=effort), terms_of(LLAMA)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (VLLM, "reasoning"),
+        (msgspec.structs.replace(LLAMA, server="ollama"), "reasoning"),
+        (msgspec.structs.replace(LLAMA, server="openrouter"), "reasoning"),
+        (LLAMA, "reasoning_content"),
+        (msgspec.structs.replace(LLAMA, server="generic"), "reasoning_content"),
+        (msgspec.structs.replace(LLAMA, renames={"reasoning_content": "thoughts"}), "thoughts"),
+    ],
+)
+def test_earlier_thoughts_have_the_name_that_is_read_there(settings, name):
+    said = Message("assistant", None, {"reasoning_content": "R", "tool_calls": []})
+    messages = (Message("user", "q"), said)
+    body = body_of(settings, messages=messages)
+    assert body["messages"][1] == {"role": "assistant", "content": None, name: "R", "tool_calls": []}
+    counted = json.loads(count_body(request_of(messages=messages), terms_of(settings)))
+    assert counted["messages"] == body["messages"]
+    assert (f"reasoning_content → {name}" in changes(terms_of(settings))) is (name != "reasoning_content")
+    assert "reasoning_content" not in drops(terms_of(settings))
+    assert "reasoning_content" in drops(terms_of(msgspec.structs.replace(settings, lacks=("reasoning_content",))))
 
 
 def test_an_event_that_is_null_says_nothing():
