@@ -131,6 +131,15 @@ def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: floa
     return meant(_decoded(body), name, profile, wall=wall, wait_s=wait_s)
 
 
+def instead(body: bytes, name: str, profile: Profile, *, wall: float) -> Refusal | None:
+    """What a 200's whole body means that is an error in place of an answer; None where it is none."""
+    document = _decoded(body)
+    if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):
+        error = document.get("error")
+        return said(error if isinstance(error, dict) else document, name, profile, wall=wall)
+    return meant(document, name, profile, wall=wall)
+
+
 def meant(said: Any, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
     """The same of what was decoded already: an answer, its `error` or its `errors`."""
     for error in _errors(said):

@@ -21,7 +21,7 @@ from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.protocol import EngineEvent, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of
+from hitsend.serve.engine.refusals import Refusal, broken, instead, refusal_of
 from hitsend.serve.engine.upstream import MAX_REFUSAL_BYTES
 from hitsend.serve.engine.upstream_usage import usage_of
 
@@ -89,14 +89,13 @@ class UpstreamEmbedding:
             answer = await self._replica.line.post(terms.profile.embeddings_path, self._body)
             status = answer.status
             wall = self._engine.clock.wall()
-            refusal = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True)
-            if refusal is not None:
-                if isinstance(refusal.error, ContextLengthExceeded):
-                    refusal.error.param = "input"
-                return (), status, refusal
-            body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
-            is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
-            refusal = known(body, name, terms.profile, wall=wall) if is_short else None
+            refusal, body = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True), b""
+            if refusal is None:
+                body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
+                is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
+                refusal = instead(body, name, terms.profile, wall=wall) if is_short else None
+            if refusal is not None and isinstance(refusal.error, ContextLengthExceeded):
+                refusal.error.param = "input"
             return (() if refusal is not None else self._read(body)), status, refusal
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and status is None
