@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from hitsend.core.request import Delta, Message, Tool, ToolChoice
+from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import count_body, encode_body
 from hitsend.serve.engine.openai_wire import ChunkReader
 from hitsend.serve.engine.terms import changes, drops, terms_of
@@ -66,6 +67,29 @@ def test_earlier_thoughts_have_the_name_that_is_read_there(settings, name):
     assert (f"reasoning_content → {name}" in changes(terms_of(settings))) is (name != "reasoning_content")
     assert "reasoning_content" not in drops(terms_of(settings))
     assert "reasoning_content" in drops(terms_of(msgspec.structs.replace(settings, lacks=("reasoning_content",))))
+
+
+@pytest.mark.parametrize("new", [lambda: ChunkReader(1), lambda: LenientReader(1, 9)])
+@pytest.mark.parametrize(
+    ("told", "reason", "stop"),
+    [
+        ({"stop_reason": "END"}, "stop", "END"),  # vLLM
+        ({"stop_reason": 151645}, "stop", None),
+        ({"stop_reason": None}, "stop", None),
+        ({"stop_reason": "END"}, "length", None),
+    ],
+)
+def test_the_stop_that_ended_it_is_told_on(new, told, reason, stop):
+    event = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": reason, **told}]}
+    (delta,) = new().feed(b"data: " + json.dumps(event).encode() + b"\n\n")
+    assert (delta.text, delta.finish_reason, delta.matched_stop) == ("a", reason, stop)
+
+
+def test_sglang_has_another_name_for_it():
+    for told, stop in (("END", "END"), (128009, None), (None, None)):
+        event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "matched_stop": told}]}
+        (delta,) = ChunkReader(1).feed(b"data: " + json.dumps(event).encode() + b"\n\n")
+        assert delta.matched_stop == stop
 
 
 def test_an_event_that_is_null_says_nothing():

@@ -24,11 +24,11 @@ from hitsend.serve.engine.openai_wire import (
     ChunkIn,
     ChunkReader,
     DeltaIn,
-    LogprobsIn,
     PartIn,
     Unreadable,
 )
 from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
+from hitsend.serve.engine.upstream_logprobs import LogprobsIn
 
 _NULL = msgspec.Raw(b"null")
 
@@ -67,6 +67,7 @@ class _ChoiceIn(_In, frozen=True):
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
     usage: Any = None
+    stop_reason: Any = None
 
 
 class _ChunkIn(_In, frozen=True):
@@ -139,6 +140,7 @@ class LenientReader(ChunkReader):
             choice.finish_reason,
             choice.logprobs,
             usage=choice.usage,
+            stop_reason=choice.stop_reason,
         )
 
     def _delta_of(self, given: _DeltaIn) -> DeltaIn:

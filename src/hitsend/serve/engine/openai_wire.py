@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob, Usage
+from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.alike import Alike
 from hitsend.serve.engine.loose_json import LooseJson
 from hitsend.serve.engine.upstream_calls import CallIn, Calls, FunctionIn
+from hitsend.serve.engine.upstream_logprobs import LogprobsIn, logprobs_of
 from hitsend.serve.engine.upstream_usage import usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -32,8 +33,6 @@ _SAID = {
 _FINISH = {word: reason for reason, words in _SAID.items() for word in words.split()}
 """In lower case. What isn't here is no end that a client could be told of."""
 _BROKE = frozenset({"error", "abort", "insufficient_system_resource", "network_error"})
-_LEAST_LOGPROB = -9999.0
-"""What OpenAI says of a token that can't be; some say null."""
 
 
 class Unreadable(Exception):
@@ -79,22 +78,6 @@ class DeltaIn(_In, frozen=True, gc=False):
         return (CallIn(0, None, only),)
 
 
-class _LogprobIn(_In, frozen=True, gc=False):
-    token: str
-    logprob: float | None = None
-    bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple["_LogprobIn", ...] | None = None
-
-
-class LogprobsIn(_In, frozen=True, gc=False):
-    """Of the tokens in this piece."""
-
-    content: tuple[_LogprobIn, ...] | None = None
-    tokens: tuple[str, ...] | None = None
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
-
-
 class ChoiceIn(_In, frozen=True, gc=False):
     """A piece of one choice."""
 
@@ -107,6 +90,14 @@ class ChoiceIn(_In, frozen=True, gc=False):
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     usage: Any = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, as vLLM and SGLang tell it; a number is a token's."""
+        found = self.matched_stop if self.stop_reason is None else self.stop_reason
+        return found if isinstance(found, str) and self.finish_reason == "stop" else None
 
 
 class ChunkIn(_In, frozen=True, gc=False):
@@ -282,7 +273,7 @@ class ChunkReader:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
         delta = choice.delta or whole or _NOTHING
         text, reasoning = _words(delta, choice)
-        logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
+        logprobs = () if choice.logprobs is None else logprobs_of(choice.logprobs)
         ids = choice.token_ids or ()
         pieces = delta.calls
         if text or reasoning or pieces or logprobs or ids:
@@ -294,11 +285,10 @@ class ChunkReader:
             reason = self._reason(choice.finish_reason, calls) if choice.finish_reason else None
             if reason is not None:
                 self._open.discard(index)
-            deltas.append(
-                Delta(index, text, logprobs=logprobs, finish_reason=reason, reasoning=reasoning, token_ids=ids)
-            )
+            ended = Delta(index, text, logprobs, reason, choice.stop, reasoning, token_ids=ids)
+            deltas.append(ended)
             return
-        more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
+        more = Delta(index, text, logprobs, reasoning=reasoning, token_ids=ids)
         self._called(more, choice.finish_reason, pieces, deltas)
 
     def _called(self, more: Delta, said: str | None, pieces: Sequence[CallIn], deltas: list[Delta]) -> None:
@@ -367,31 +357,3 @@ def _document(event: bytes) -> bytes:
     """What an event's data lines hold; comments and other fields are no data."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines).strip()
-
-
-def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
-    """In the shape of chats, or of completions: columns beside each other."""
-    if given.content is not None or given.tokens is None:
-        return tuple(_logprob(one) for one in given.content or ())
-    tops = given.top_logprobs or (None,) * len(given.tokens)
-    columns = zip(given.tokens, given.token_logprobs or (), tops, strict=False)
-    return tuple(_spelled(token, value, top or {}) for token, value, top in columns)
-
-
-def _spelled(token: str, value: float | None, top: dict[str, float | None]) -> TextLogprob:
-    ranked = sorted(((one, _told(at)) for one, at in top.items()), key=lambda one: -one[1])
-    others = tuple(TextLogprob(one, at, _bytes(one)) for one, at in ranked)
-    return TextLogprob(token, _told(value), _bytes(token), others)
-
-
-def _told(logprob: float | None) -> float:
-    return _LEAST_LOGPROB if logprob is None else logprob
-
-
-def _bytes(token: str) -> tuple[int, ...]:
-    return tuple(token.encode("utf-8", "replace"))
-
-
-def _logprob(one: _LogprobIn) -> TextLogprob:
-    spelled = _bytes(one.token) if one.bytes is None else one.bytes
-    return TextLogprob(one.token, _told(one.logprob), spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))
