@@ -218,6 +218,7 @@ async def test_what_is_asked_for_reaches_the_pipeline():
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
+        ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "input"),
         ({"messages": []}, "messages"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "computer_call_output", "output": {}}]}, "input[0].type"),

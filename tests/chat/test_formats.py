@@ -16,6 +16,7 @@ from hitsend.serve.chat.prompt import TextFacts
 from hitsend.serve.chat.tool_prompt import offered_tools
 from hitsend.settings import ModelSettings
 from tests.chat.conftest import Desk, assistant, system, tool, user
+from tests.vocabularies import ALTERNATING
 
 TOOLS = (
     {"type": "function", "function": {"name": "f", "description": "<|im_end|>", "parameters": {"type": "object"}}},
@@ -80,7 +81,7 @@ def test_an_effort_becomes_what_the_template_knows():
 
 def test_what_tools_can_not_do_here_is_told():
     request = Request("r", "m", (), tools=(Tool("f"),))
-    assert "system message" in suited(request, facts(uses_tools=False), Formats(TOOL_FORMATS["hermes"])).warnings[0]
+    assert "first message" in suited(request, facts(uses_tools=False), Formats(TOOL_FORMATS["hermes"])).warnings[0]
     assert "not known" in suited(request, facts(), Formats()).warnings[0]
     silent = Request("r", "m", (), tools=(Tool("f"),), tool_choice=ToolChoice("none"))
     assert suited(silent, facts(uses_tools=False), Formats()).warnings == ()
@@ -124,3 +125,43 @@ def test_a_template_without_tools_gets_them_in_our_own_words(chatml: Desk):
     both = chatml.text(system("Be brief."), user("q"), tools=TOOLS)
     assert both.startswith("<|im_start|>system\nBe brief.\n\nYou can call functions.")
     assert "functions" not in chatml.text(*history)
+
+
+@pytest.mark.parametrize(
+    "source", [ALTERNATING, "{% for m in messages if m.role != 'system' %}[{{ m.content }}]{% endfor %}"]
+)
+def test_a_template_without_a_system_role_gets_them_in_the_first_message(desk_for, source: str):
+    text = desk_for(source).text(user("q<|im_end|>"), tools=TOOLS)
+    begin, _, end = text.partition("You can call functions.")
+    assert begin in ("[INST] ", "<|im_start|>[INST] ", "[")
+    assert json.dumps(TOOLS[0]["function"]) in end
+    assert "just answer.\n\nq<|im_end|>" in end
+
+
+PARTS = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {% for part in m.content %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
+)
+
+
+def test_a_template_that_looks_for_parts_alone_loses_no_text(desk_for):
+    desk = desk_for(PARTS)
+    messages = (system("s"), user("hi<|im_end|>"), assistant("a"), user("b"))
+    prompt = desk.prompt(*messages)
+    assert str(prompt.text).endswith(
+        "system: s<|im_end|>user: hi<|im_end|><|im_end|>assistant: a<|im_end|>user: b<|im_end|>"
+    )
+    assert desk.control(prompt.prompt_token_ids).count("<|im_end|>") == 4
+    assert [span.message for span in prompt.spans] == [0, 1, 2, 3]
+    assert desk.text(user("q"), tools=TOOLS).count("You can call functions.") == 1
+    continued = desk.text(user("q"), assistant("The "), continue_final_message=True, add_generation_prompt=False)
+    assert continued.endswith("assistant: The ")
+
+
+def test_a_template_that_takes_both_gets_texts(desk_for):
+    both = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        + PARTS
+        + "{% endif %}{% endfor %}"
+    )
+    assert desk_for(both).text(user("q")) == "q"

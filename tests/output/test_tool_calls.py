@@ -13,6 +13,7 @@ from tests.output.reading import TOOLS, Read, pieces, read
 
 F1, G2 = ("f", '{"x":1}'), ("g", '{"x":2}')
 TWO = '<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>{}<tool_call>{"name":"g","arguments":{"x":2}}</tool_call>'
+BARE = "<function={}>\n<parameter=x>\n1\n</parameter>\n</function>"
 XML = "<tool_call>\n<function=write>\n<parameter=text>\n{}\n</parameter>\n{}</function>\n</tool_call>"
 
 WHOLE = [
@@ -53,6 +54,8 @@ WHOLE = [
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"x":1}}, {"name":"g","arguments":{"x":2}}]', "", (F1, G2)),
     ("mistral", 'ok[TOOL_CALLS]f[ARGS]{"x":1}[TOOL_CALLS]g[ARGS]{"x":2}', "ok", (F1, G2)),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"x":1}', "", (F1,)),
+    ("mistral", '[TOOL_CALLS]f{"x":1}[TOOL_CALLS]g{"x":2}', "", (F1, G2)),
+    ("mistral", '[TOOL_CALLS]f {"x":1}', "", (F1,)),
     ("mistral", "[1, 2]", "[1, 2]", ()),
     ("pythonic", "[f(x=1), g(x=2)]", "", (F1, G2)),
     ("pythonic", "<|python_start|>[g()]<|python_end|>", "", (("g", "{}"),)),
@@ -74,6 +77,13 @@ WHOLE = [
     ),
     ("xml", "x <tool_call><function=g></function></tool_call> y", "x  y", (("g", "{}"),)),
     ("xml", XML.format("</parameter></parameter>", ""), "", (("write", '{"text":"</parameter></parameter>"}'),)),
+    ("xml", BARE.format("f") + "\n", "", (F1,)),
+    ("xml", BARE.format("f") + "\n</tool_call>", "", (F1,)),
+    ("xml", "I look. " + BARE.format("f") + "\n" + BARE.format("f") + " done", "I look.  done", (F1, F1)),
+    ("xml", BARE.format("nobody"), BARE.format("nobody"), ()),
+    ("xml", "write <function=f> to call", "write <function=f> to call", ()),
+    ("xml", "a <func b <function=", "a <func b <function=", ()),
+    ("xml", "<tool_call>" + BARE.format("f").replace("</function>", "</tool_call>"), "", (F1,)),
 ]
 
 BROKEN = [
@@ -89,6 +99,7 @@ BROKEN = [
     ("hermes", "hello <tool_c", "hello <tool_c", ()),
     ("hermes", "<tool_call>oops " + TWO.replace("{}", ""), "<tool_call>oops ", (F1, G2)),
     ("xml", '<tool_call>{"name":"f"}</tool_call>', '<tool_call>{"name":"f"}</tool_call>', ()),
+    ("xml", "<tool_call>" + BARE.format("f") * 2 + "</tool_call>", "", (F1, F1)),
     ("xml", "<tool_call><function=write><parameter=text>\nabc", "", (("write", '{"text":"abc'),)),
     (
         "xml",

@@ -133,6 +133,7 @@ async def test_embeddings_come_from_upstreams_too(tmp_path):
             {"data": []},
             b"{",
             {"data": VECTORS["data"][:1]},
+            {"error": {"message": "maximum context length is 5 tokens", "code": 400}},
         ]
 
         async def script(call):
@@ -172,9 +173,11 @@ async def test_embeddings_come_from_upstreams_too(tmp_path):
             status, body = await embed()
             record = await gate.record(body["hitsend"]["request_id"])
             assert (status, record["ledger"]["is_estimate"], record["ledger"]["prompt_tokens"]) == (200, True, 1)
-            for _ in answers[4:]:
+            for _ in answers[4:-1]:
                 status, body = await embed()
                 assert (status, body["error"]["code"]) == (500, "engine_failed")
+            status, body = await embed()
+            assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "input")
             assert [one["id"] for one in (await gate.get("/v1/models"))["data"]] == ["small"]
             assert (await gate.answer(model="small"))[0] == 404, "it doesn't chat"
             state = await gate.idle()

@@ -2,12 +2,14 @@
 
 import json
 
+import msgspec
 import pytest
 
-from hitsend.core.request import Delta, Tool, ToolChoice
+from hitsend.core.request import Delta, Message, Tool, ToolChoice
+from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_body import count_body, encode_body
 from hitsend.serve.engine.openai_wire import ChunkReader
-from hitsend.serve.engine.terms import terms_of
+from hitsend.serve.engine.terms import changes, drops, terms_of
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from hitsend.testing import FakeClock
 from tests.upstream.asking import ask, engine_of, job_of, request_of
@@ -42,6 +44,53 @@ def test_vllms_count_knows_that_an_effort_is_a_thought(effort, thinks):
     counted = json.loads(count_body(request_of(reasoning_effort=effort), terms_of(VLLM)))
     assert counted["chat_template_kwargs"]["enable_thinking"] is thinks
     assert "chat_template_kwargs" not in json.loads(count_body(request_of(reasoning_effort=effort), terms_of(LLAMA)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (VLLM, "reasoning"),
+        (msgspec.structs.replace(LLAMA, server="ollama"), "reasoning"),
+        (msgspec.structs.replace(LLAMA, server="openrouter"), "reasoning"),
+        (LLAMA, "reasoning_content"),
+        (msgspec.structs.replace(LLAMA, server="generic"), "reasoning_content"),
+        (msgspec.structs.replace(LLAMA, renames={"reasoning_content": "thoughts"}), "thoughts"),
+    ],
+)
+def test_earlier_thoughts_have_the_name_that_is_read_there(settings, name):
+    said = Message("assistant", None, {"reasoning_content": "R", "tool_calls": []})
+    messages = (Message("user", "q"), said)
+    body = body_of(settings, messages=messages)
+    assert body["messages"][1] == {"role": "assistant", "content": None, name: "R", "tool_calls": []}
+    counted = json.loads(count_body(request_of(messages=messages), terms_of(settings)))
+    assert counted["messages"] == body["messages"]
+    assert (f"reasoning_content → {name}" in changes(terms_of(settings))) is (name != "reasoning_content")
+    assert "reasoning_content" not in drops(terms_of(settings))
+    assert "reasoning_content" in drops(terms_of(msgspec.structs.replace(settings, lacks=("reasoning_content",))))
+
+
+@pytest.mark.parametrize("new", [lambda: ChunkReader(1), lambda: LenientReader(1, 9)])
+@pytest.mark.parametrize(
+    ("told", "reason", "stop"),
+    [
+        ({"stop_reason": "END"}, "stop", "END"),  # vLLM
+        ({"stop_reason": 151645}, "stop", None),
+        ({"stop_reason": None}, "stop", None),
+        ({"stop_reason": "END"}, "length", None),
+    ],
+)
+def test_the_stop_that_ended_it_is_told_on(new, told, reason, stop):
+    event = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": reason, **told}]}
+    deltas = new().feed(b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n")
+    assert ("".join(delta.text for delta in deltas), deltas[-1].finish_reason) == ("a", reason)
+    assert deltas[-1].matched_stop == stop
+
+
+def test_sglang_has_another_name_for_it():
+    for told, stop in (("END", "END"), (128009, None), (None, None)):
+        event = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "matched_stop": told}]}
+        (delta,) = ChunkReader(1).feed(b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n")
+        assert delta.matched_stop == stop
 
 
 def test_an_event_that_is_null_says_nothing():

@@ -8,6 +8,8 @@ from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Usage
 from hitsend.serve.engine.lenient_wire import LenientReader
 from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable, UpstreamSaid
+from hitsend.serve.engine.profiles import GENERIC
+from hitsend.serve.engine.refusals import instead
 from hitsend.serve.engine.upstream_usage import MOST_TOKENS, usage_of
 from hitsend.settings_upstreams import UpstreamSettings
 from tests.upstream.asking import ask, engine_of
@@ -27,18 +29,20 @@ def test_who_called_nothing_ends_with_stop():
         ("STOP", "stop"),
         ("model_length", "length"),
         ("MAX_TOKENS", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("repetition", "length"),
         ("SAFETY", "content_filter"),
         ("sensitive", "content_filter"),
         ("refusal", "content_filter"),
-        ("repetition", "length"),
-        ("model_context_window_exceeded", "length"),
     ],
 )
 def test_other_words_for_an_end(said, meant):
     assert read(*TEXTS, chunk(reason=said))[2] == [FinishReason(meant)]
 
 
-@pytest.mark.parametrize("said", ["error", "abort", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL"])
+@pytest.mark.parametrize(
+    "said", ["error", "abort", "insufficient_system_resource", "network_error", "MALFORMED_FUNCTION_CALL"]
+)
 def test_an_end_that_is_none(said):
     assert isinstance(read(*TEXTS, chunk(reason=said))[3].fault, UpstreamSaid)
 
@@ -133,6 +137,23 @@ def test_nulls_where_something_should_be():
 def test_an_event_that_is_too_deep_is_a_fault_and_no_crash(reader):
     reader.feed(b'data: {"error":' + b"[" * 50_000 + b"]" * 50_000 + b"}\n\n")
     assert isinstance(reader.fault, Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error":{"message":"x","code":429}}', "rate_limit_exceeded"),
+        (b'{"error":{"message":"x","type":"invalid_request_error"}}', "invalid_request"),
+        (b'{"object":"error","message":"maximum context length is 5","code":400}', "context_length_exceeded"),
+        (b'{"error":"out of memory"}', "engine_unavailable"),
+        (b'{"error":null,"data":[]}', None),
+        (b'{"data":[]}', None),
+        (b"[", None),
+    ],
+)
+def test_an_error_in_place_of_vectors_is_what_its_status_would_have_been(body, code):
+    refusal = instead(body, "e", GENERIC, wall=0.0)
+    assert (None if refusal is None else refusal.error.code) == code
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ Next: `vocabulary.py`.
     hermes    <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>
     xml       <tool_call><function=f><parameter=a>\\n1\\n</parameter></function></tool_call>
     llama3    {"name": "f", "parameters": {"a": 1}}                 perhaps behind <|python_tag|>, more behind ;
-    mistral   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]    or [TOOL_CALLS]f[ARGS]{"a": 1}
+    mistral   [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]    or [TOOL_CALLS]f[ARGS]{"a": 1}, f{"a": 1}
     pythonic  [f(a=1), g()]                                         perhaps inside <|python_start|>…<|python_end|>
 """
 
@@ -20,7 +20,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """One way to write calls. An empty string means that the format has no such thing.
 
     `begin`…`end` enclose a call (`gap` stands inside both, as templates write it; readers allow any blanks there).
-    `bare` is the character that opens a call without `begin`, but only as the first one of the answer that isn't blank.
+    `bare` is the character that opens a call without `begin`, but only as the first one of the answer that isn't blank;
+    `function_begin` opens one without `begin` anywhere, where it goes on with a function that was offered.
     `body`: a JSON object with the keys `name` and one of `argument_keys` (the first one is written, all are read); XML
     parameters; or Python calls in a list. `has_list`: JSON objects may stand in an array. `separator`: what may stand
     between two calls of one `begin`. `arguments_begin`: what parts a bare name from its JSON arguments.

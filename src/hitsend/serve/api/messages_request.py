@@ -173,7 +173,7 @@ def _prompt(
     return Request(
         request_id=request_id,
         model=wire.choose_model(asked.model, default_model, warnings),
-        messages=turns.end(),
+        messages=turns.end(where="messages"),
         principal=principal,
         template_kwargs=switch,
         add_generation_prompt=not continues,

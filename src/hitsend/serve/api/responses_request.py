@@ -183,7 +183,7 @@ def build(
     request = Request(
         request_id=request_id,
         model=wire.choose_model(body.model, default_model, warnings),
-        messages=turns.end(),
+        messages=turns.end(where="input"),
         principal=principal,
         sampling=_sampling(body),
         logprobs="message.output_text.logprobs" in (body.include or ()) or body.top_logprobs is not None,

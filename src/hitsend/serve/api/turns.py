@@ -61,9 +61,11 @@ class Turns:
         self._close()
         self._messages.append(Message("tool", text, {"tool_call_id": call_id}))
 
-    def end(self) -> tuple[Message, ...]:
-        """All turns."""
+    def end(self, *, where: str) -> tuple[Message, ...]:
+        """All turns. Raises InvalidRequest where nobody said anything."""
         self._close()
+        if not self._messages:
+            raise InvalidRequest(f"{where}: nothing is said in it", param=where)
         return tuple(self._messages)
 
     def _close(self) -> None:

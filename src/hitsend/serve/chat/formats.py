@@ -95,7 +95,7 @@ def suited(request: Request, facts: TextFacts, formats: Formats) -> Request:
         if formats.tool is None:
             _refuse_force(request)
         if not facts.uses_tools:
-            warnings.append("tools: this model's template doesn't know tools; they were described in a system message")
+            warnings.append("tools: this model's template doesn't know tools; they were described in the first message")
         if formats.tool is None:
             warnings.append("tools: how this model writes calls is not known; calls stay text")
     return msgspec.structs.replace(request, template_kwargs=arguments, warnings=tuple(warnings))

@@ -205,7 +205,7 @@ class Composer:
             has_calls = any(message.get("tool_calls") for message in messages)
             if tools or (has_calls and not self._template.prints_calls):
                 write_turns(messages)
-            inserted = write_tools(messages, tools) if tools else 0
+            inserted = write_tools(messages, tools, takes_system=self._template.takes_system) if tools else 0
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
         prompt = order.add_generation_prompt and not order.continue_final_message

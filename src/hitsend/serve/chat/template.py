@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
@@ -42,6 +43,8 @@ _RESERVED = frozenset({
     "raise_exception", "strftime_now", "true", "false", "none", "True", "False", "None", "environment", "context",
     "config", "request", "globals", "locals",
 })  # fmt: skip
+_PROBE = "hitsend probes"
+"""A text that no template has of its own."""
 _PADDERS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDE = re.compile(r"\d{5,}|\*")
 _NESTED = re.compile(r":[^{}]*\{")
@@ -267,6 +270,26 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template can't be compiled: {error}") from error
 
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether it looks for parts in contents, and for nothing else: a text would get lost without a word."""
+        asked = {"role": "user", "content": _PROBE}
+        return "type" in self.source and not self._prints(asked) and self._prints(_in_parts(asked))
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether it prints a system message: some refuse one, some pass over it."""
+        return self._prints(*self._fitted([{"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}]))
+
+    def _fitted(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        return [_in_parts(message) for message in messages] if self._takes_parts else messages
+
+    def _prints(self, *messages: Mapping[str, Any]) -> bool:
+        try:
+            return _PROBE in self._rendered(messages, {}, add_generation_prompt=True)
+        except (InvalidRequest, EngineFailed):
+            return False
+
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments that are hitsend's own or that this template doesn't read. Raises InvalidRequest."""
         for name in arguments:
@@ -286,6 +309,17 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt's text. Raises InvalidRequest for what the template refuses, EngineFailed for what it can't do."""
+        messages = self._fitted(messages)
+        return self._rendered(messages, arguments, add_generation_prompt=add_generation_prompt, tools=tools)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        arguments: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         self._sandbox.steps = 0
         variables = self._special_tokens | {
             **arguments,
@@ -322,6 +356,10 @@ class ChatTemplate:
                 raise _OverLimit(f"printed more than {self._max_chars} characters")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _refuse_loading(tree: nodes.Template) -> None:

@@ -42,13 +42,19 @@ def write_turns(messages: list[dict[str, Any]]) -> None:
         _write_turn(message)
 
 
-def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any]) -> int:
-    """Describe the tools in the system message. Returns how many messages were put in front (0 or 1)."""
+def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any], *, takes_system: bool) -> int:
+    """Describe the tools in the system message, or in the first message where the template knows no such role.
+
+    Returns how many messages were put in front (0 or 1).
+    """
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     words = _ASKING.format(tools=lines, begin=HERMES.begin, end=HERMES.end)
+    content = messages[0]["content"] if messages else ""
     if messages and messages[0]["role"] == "system":
-        content = messages[0]["content"]
         messages[0]["content"] = f"{content}\n\n{words}" if content else words
+        return 0
+    if messages and not takes_system:
+        messages[0]["content"] = f"{words}\n\n{content}"
         return 0
     messages.insert(0, {"role": "system", "content": words})
     return 1

@@ -21,7 +21,8 @@ from hitsend.core.lifecycle import FinishReason
 from hitsend.core.request import Delta
 from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
 from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
-from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobsIn, PartIn
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, PartIn
+from hitsend.serve.engine.upstream_logprobs import LogprobsIn
 
 _NULL = msgspec.Raw(b"null")
 
@@ -49,6 +50,7 @@ class _DeltaIn(_In, frozen=True):
     reasoning: msgspec.Raw = _NULL
     refusal: msgspec.Raw = _NULL
     tool_calls: tuple[_CallIn, ...] | None = None
+    function_call: _FunctionIn | None = None
 
 
 class _ChoiceIn(_In, frozen=True):
@@ -59,6 +61,7 @@ class _ChoiceIn(_In, frozen=True):
     finish_reason: str | None = None
     logprobs: LogprobsIn | None = None
     usage: Any = None
+    stop_reason: Any = None
 
 
 class _ChunkIn(_In, frozen=True):
@@ -95,6 +98,7 @@ class LenientReader(ChunkReader):
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that is no stream. Look at `fault` afterwards."""
         deltas: list[Delta] = []
+        body = self._loose.mended(body) or body
         try:
             found = _parsed(body)
             inner = bytes(found.result)
@@ -121,6 +125,9 @@ class LenientReader(ChunkReader):
         legacy = self._legacy_of(found)
         return ChunkIn((*choices, *legacy), found.usage, found.error or found.errors or None, found.object)
 
+    def _mended(self, _document: bytes) -> None:
+        """Its own shapes are read already."""
+
     def _choice_of(self, choice: _ChoiceIn) -> ChoiceIn:
         delta, message = (None if one is None else self._delta_of(one) for one in (choice.delta, choice.message))
         return ChoiceIn(
@@ -131,6 +138,7 @@ class LenientReader(ChunkReader):
             choice.finish_reason,
             choice.logprobs,
             usage=choice.usage,
+            stop_reason=choice.stop_reason,
         )
 
     def _delta_of(self, given: _DeltaIn) -> DeltaIn:
@@ -140,6 +148,7 @@ class LenientReader(ChunkReader):
             reasoning=_text(given.reasoning),
             refusal=_text(given.refusal),
             tool_calls=None if given.tool_calls is None else tuple(self._call_of(call) for call in given.tool_calls),
+            function_call=None if given.function_call is None else _function_of(given.function_call),
         )
 
     def _legacy_of(self, found: _ChunkIn) -> tuple[ChoiceIn, ...]:
@@ -152,14 +161,18 @@ class LenientReader(ChunkReader):
 
     def _call_of(self, call: _CallIn) -> CallIn:
         """Older calls have their name outside, arguments as an object, and neither id nor number."""
-        function = call.function or _FunctionIn(call.name, call.arguments)
-        arguments = function.arguments
-        if arguments is not None and not isinstance(arguments, str):
-            arguments = msgspec.json.encode(arguments).decode()
+        function = _function_of(call.function or _FunctionIn(call.name, call.arguments))
         if call.index is not None and call.function is not None:
-            return CallIn(call.index, call.id, FunctionIn(function.name, arguments))
+            return CallIn(call.index, call.id, function)
         number, self._num_calls = self._num_calls, self._num_calls + 1
-        return CallIn(number, call.id or f"call_{number}", FunctionIn(function.name, arguments))
+        return CallIn(number, call.id or f"call_{number}", function)
+
+
+def _function_of(given: _FunctionIn) -> FunctionIn:
+    arguments = given.arguments
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return FunctionIn(given.name, arguments)
 
 
 def _parsed(document: bytes) -> _ChunkIn:

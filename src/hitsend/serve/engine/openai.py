@@ -147,7 +147,7 @@ class OpenAIEngine:
         """Take the job. Nothing is sent before the generation is iterated. Raises what `admit` raises."""
         self.admit(job)
         self.retries.pay_in()
-        kin = affinity(job.chat, self.terms.salt) if job.chat is not None and len(self.replicas.all) > 1 else None
+        kin = affinity(job.chat, self.terms) if job.chat is not None and len(self.replicas.all) > 1 else None
         generation = OpenAIGeneration(job, self, self.replicas.choose(kin))
         self._running.add(generation)
         return generation

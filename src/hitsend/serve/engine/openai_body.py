@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.request import Message, OutputFormat, Request
+from hitsend.serve.engine.profiles import THOUGHTS
 from hitsend.serve.engine.schema_calls import calls_format, is_forced
 from hitsend.serve.engine.terms import Terms
 
@@ -28,7 +29,7 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
     if request.prompts:
         body["prompt"] = request.prompts[0] if len(request.prompts) == 1 else request.prompts
     else:
-        body["messages"] = [_message(message) for message in request.messages]
+        body["messages"] = [_message(message, terms) for message in request.messages]
     body["stream"] = True
     if profile.stream_options is not None:
         body["stream_options"] = profile.stream_options
@@ -53,18 +54,18 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
 def headers_of(request: Request, terms: Terms) -> str:
     """Lines that this request has beside the others' headers, each ended."""
     name = terms.profile.affinity_header
-    return "" if name is None else f"{name}: {affinity(request, terms.salt)}\r\n"
+    return "" if name is None else f"{name}: {affinity(request, terms)}\r\n"
 
 
-def affinity(request: Request, salt: bytes) -> str:
+def affinity(request: Request, terms: Terms) -> str:
     """The same for all requests of one conversation of one tenant, and telling nothing of it."""
     begin: list[Any] = []
     for message in request.messages[:_AFFINE_MESSAGES]:
-        begin.append(_message(message))
+        begin.append(_message(message, terms))
         if message.role == "user":  # what comes next is the answer to it, which isn't there in the first round
             break
     begin += [prompt[:_AFFINE_CHARS] for prompt in request.prompts[:1]]
-    return _mac(salt, b"affinity", [list(request.principal.tenant), request.model, begin])
+    return _mac(terms.salt, b"affinity", [list(request.principal.tenant), request.model, begin])
 
 
 def path_of(request: Request, terms: Terms) -> str:
@@ -79,7 +80,7 @@ def count_body(request: Request, terms: Terms) -> bytes:
     """The same prompt for a `/tokenize` like vLLM's."""
     body: dict[str, Any] = {
         "model": terms.models[request.model],
-        "messages": [_message(message) for message in request.messages],
+        "messages": [_message(message, terms) for message in request.messages],
         "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
         "continue_final_message": request.continue_final_message,
     }
@@ -175,9 +176,10 @@ def _mac(salt: bytes, purpose: bytes, facts: Any) -> str:
     return hmac.digest(salt, purpose + b"\0" + msgspec.json.encode(facts), "sha256").hex()
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """As it came; only, a call without arguments has those of an empty object: some parse what is there."""
-    fields = message.fields
+def _message(message: Message, terms: Terms) -> dict[str, Any]:
+    """As it came; only, thoughts have the name that they have there, and a call without arguments has those of an empty
+    object: some parse what is there."""
+    fields = {terms.names.get(name, name) if name == THOUGHTS else name: said for name, said in message.fields.items()}
     if calls := fields.get("tool_calls"):
         fields = fields | {"tool_calls": [_call(call) for call in calls]}
     return {"role": message.role, "content": message.content, **fields}

@@ -8,25 +8,26 @@ Next: `upstream_calls.py`, and `lenient_wire.py`, for upstreams with older shape
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.core.request import Delta, TextLogprob, Usage
+from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.alike import Alike
-from hitsend.serve.engine.mended import Mender
+from hitsend.serve.engine.loose_json import LooseJson
+from hitsend.serve.engine.mended import mended_chunk
 from hitsend.serve.engine.upstream_calls import CallIn, Calls
-from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, LogprobIn, LogprobsIn, PartIn
+from hitsend.serve.engine.upstream_chunks import ChoiceIn, ChunkIn, DeltaIn, PartIn
 from hitsend.serve.engine.upstream_ends import BROKE, ENDS
+from hitsend.serve.engine.upstream_logprobs import logprobs_of
 from hitsend.serve.engine.upstream_usage import may_be_bill, usage_of
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 _DONE = b"[DONE]"
 _NULL = b"null"
 _BOM = b"\xef\xbb\xbf"
-_LEAST_LOGPROB = -9999.0
-"""What OpenAI says of a token that can't be; some say null."""
 
 
 class Unreadable(Exception):
@@ -61,7 +62,8 @@ class ChunkReader:
         self._calls = [Calls() for _ in range(n)]
         self._has_begun = False
         self._alike = Alike()
-        self._mender = Mender()
+        self._loose = LooseJson()
+        self._stops: dict[int, str] = {}
         self.counts = [0] * n
         self.num_pieces = 0
         self._saids: tuple[tuple[Any, int], ...] = ()
@@ -102,7 +104,8 @@ class ChunkReader:
     def feed_whole(self, body: bytes) -> list[Delta]:
         """An answer that came whole although a stream was asked for. Look at `fault` afterwards."""
         try:
-            event = msgspec.json.format(body.removeprefix(_BOM), indent=-1)
+            body = body.removeprefix(_BOM)
+            event = msgspec.json.format(self._loose.mended(body) or body, indent=-1)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.fault = Unreadable("what is no chat completion")
             return []
@@ -169,7 +172,7 @@ class ChunkReader:
             self.num_pieces += 1
             deltas.append(Delta(self._alike.index, text))
             return
-        chunk = self._read(document)
+        chunk = self._read_loosely(document)
         before = len(deltas)
         self._take(chunk, deltas)
         self.num_pieces += len(deltas) - before
@@ -177,14 +180,28 @@ class ChunkReader:
         if len(choices) == 1 and chunk.usage is choices[0].usage is None and (plain := _plain(choices[0])):
             self._alike.learn(document, plain, choices[0].index or 0)
 
+    def _read_loosely(self, document: bytes) -> ChunkIn:
+        """As JSON; as what other languages write for it; as what else can be meant."""
+        try:
+            return self._read(document)
+        except Unreadable:
+            plain = self._loose.mended(document)
+            if plain is not None:
+                with suppress(Unreadable):
+                    return self._read(plain)
+            found = self._mended(plain or document)
+            if found is None:
+                raise
+            return found
+
     def _read(self, document: bytes) -> ChunkIn:
         try:
             return _decode(document)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            found = self._mender.chunk(document)
-            if found is None:
-                raise Unreadable("an event that is no chat completion chunk") from error
-            return found
+            raise Unreadable("an event that is no chat completion chunk") from error
+
+    def _mended(self, _document: bytes) -> ChunkIn | None:
+        return mended_chunk(_document)
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
         is_error = chunk.error or chunk.object == "error"
@@ -211,17 +228,19 @@ class ChunkReader:
         whole = choice.message if not self.counts[index] else None  # beside a stream it is what came once more
         delta = choice.delta or whole or _NOTHING
         text, reasoning = _words(delta, choice)
-        logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
-        ids = choice.token_ids or ()
-        if text or reasoning or delta.tool_calls or logprobs or ids:
+        logprobs = () if choice.logprobs is None else logprobs_of(choice.logprobs)
+        ids, pieces = choice.token_ids or (), delta.calls
+        if text or reasoning or pieces or logprobs or ids:
             self.counts[index] += max(1, len(logprobs), len(ids))
             self._has_gone_on = self._has_gone_on or index in self._ends
         elif not choice.finish_reason:
             return
+        if choice.stop is not None:
+            self._stops[index] = choice.stop
         more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
-        said = self._end_of(choice, is_beside=more != Delta(index) or bool(delta.tool_calls))
-        if said is not None or delta.tool_calls or self._calls[index].has_begun:
-            self._called(more, said, delta.tool_calls or (), deltas)
+        said = self._end_of(choice, is_beside=more != Delta(index) or bool(pieces))
+        if said is not None or pieces or self._calls[index].has_begun:
+            self._called(more, said, pieces, deltas)
         elif more != Delta(index):
             deltas.append(more)
 
@@ -255,7 +274,8 @@ class ChunkReader:
         late = Delta(index, text, reasoning=reasoning)
         found = [one for one in (more, late) if one != Delta(index)] or ([] if reason is None else [more])
         if found:
-            deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason)]
+            stop = self._stops.get(index) if reason is FinishReason.STOP else None
+            deltas += [*found[:-1], msgspec.structs.replace(found[-1], finish_reason=reason, matched_stop=stop)]
 
     def _reason(self, said: FinishReason, calls: Calls) -> FinishReason:
         if said in (FinishReason.STOP, FinishReason.TOOL_CALLS):
@@ -282,7 +302,7 @@ def _plain(choice: ChoiceIn) -> str | None:
     delta = choice.delta
     if delta is None or choice.finish_reason or choice.logprobs is not None or choice.token_ids:
         return None
-    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.tool_calls
+    others = delta.refusal, delta.reasoning_content, delta.reasoning, delta.calls
     return delta.content if isinstance(delta.content, str) and not any(others) else None
 
 
@@ -307,27 +327,3 @@ def _document(event: bytes) -> bytes:
     """What an event's data lines hold; comments and other fields are no data."""
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
     return b"\n".join(lines).strip()
-
-
-def _logprobs(given: LogprobsIn) -> tuple[TextLogprob, ...]:
-    """In the shape of chats, or of completions: columns beside each other."""
-    if given.content is not None or given.tokens is None:
-        return tuple(_logprob(one) for one in given.content or ())
-    tops = given.top_logprobs or (None,) * len(given.tokens)
-    columns = zip(given.tokens, given.token_logprobs or (), tops, strict=False)
-    return tuple(_spelled(token, value or 0.0, top or {}) for token, value, top in columns)
-
-
-def _spelled(token: str, value: float, top: dict[str, float]) -> TextLogprob:
-    ranked = sorted(top.items(), key=lambda one: -one[1])
-    return TextLogprob(token, value, _bytes(token), tuple(TextLogprob(one, at, _bytes(one)) for one, at in ranked))
-
-
-def _bytes(token: str) -> tuple[int, ...]:
-    return tuple(token.encode("utf-8", "replace"))
-
-
-def _logprob(one: LogprobIn) -> TextLogprob:
-    spelled = _bytes(one.token) if one.bytes is None else one.bytes
-    value = _LEAST_LOGPROB if one.logprob is None else one.logprob
-    return TextLogprob(one.token, value, spelled, tuple(_logprob(top) for top in one.top_logprobs or ()))

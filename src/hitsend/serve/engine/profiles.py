@@ -32,6 +32,9 @@ OPENAI_FIELDS = frozenset(
 )
 """Fields of OpenAI's own that a request may have, besides model, messages, stream and the token limit."""
 
+THOUGHTS = "reasoning_content"
+"""In messages of the assistant: what it thought. Some take it by another name, and pass over this one in silence."""
+
 STRUCTURED = ("structured_outputs.regex", "structured_outputs.choice", "structured_outputs.lark")
 
 GROUPS = {
@@ -61,19 +64,20 @@ class Reaction(msgspec.Struct, frozen=True):
 class Profile(msgspec.Struct, frozen=True):
     """One kind of upstream. `source`: where this is known from, and when it was read.
 
-    `fields`: extensions that it takes, our name → its own; dots lead into objects. `lacks`: OpenAI's own that it
-    doesn't take. Paths that begin with a slash count from the address without `/v1`; without `completions_path` it gets
-    messages only. `count_path` takes a chat and gives its tokens under `count_key`. `metrics`: what a gauge of its
-    `/metrics` is called, newest name first. `adds`: what every body has besides. `thinking_off`: what says that a model
-    which thinks by itself shall not, for models whose name has one of `thinking_models` in it; `effort_thinks`: any
-    `reasoning_effort` but none turns thinking on. `reads_specials`: it renders messages as they come, by the
-    checkpoint's own template, and special spellings are special tokens whoever typed them; `prompts_as_here`: it makes
-    prompts as hitsend does. `names_tool`: it understands a `tool_choice` that names a function; `calls_by_schema`: it
-    makes sure of a call only as JSON by a schema. `cuts_vectors`: it knows `dimensions`; else they are cut here.
-    `bills_choices`: its usage has all choices of an answer in it. `skips_null`: it sends events of null. `is_lenient`:
-    frames and answers in older shapes are read too. `context_words`: in an error, they mean that the prompt was too
-    long; `priority_words`, that it runs without the policy that a request's priority needs. `knows_developer`: that
-    role; DeepSeek and others refuse it, and templates that don't know it raise. `system` means the same, to OpenAI too.
+    `fields`: what it takes beyond OpenAI's or by another name, our name → its own; dots lead into objects. `lacks`:
+    OpenAI's own that it doesn't take. Paths that begin with a slash count from the address without `/v1`; without
+    `completions_path` it gets messages only. `count_path` takes a chat and gives its tokens under `count_key`.
+    `metrics`: what a gauge of its `/metrics` is called, newest name first. `adds`: what every body has besides.
+    `thinking_off`: what says that a model which thinks by itself shall not, for models whose name has one of
+    `thinking_models` in it; `effort_thinks`: any `reasoning_effort` but none turns thinking on. `reads_specials`: it
+    renders messages as they come, by the checkpoint's own template, and special spellings are special tokens whoever
+    typed them; `prompts_as_here`: it makes prompts as hitsend does. `names_tool`: it understands a `tool_choice` that
+    names a function; `calls_by_schema`: it makes sure of a call only as JSON by a schema. `cuts_vectors`: it knows
+    `dimensions`; else they are cut here. `bills_choices`: its usage has all choices of an answer in it. `skips_null`:
+    it sends events of null. `is_lenient`: frames and answers in older shapes are read too. `context_words`: in an
+    error, they mean that the prompt was too long; `priority_words`, that it runs without the policy that a request's
+    priority needs. `knows_developer`: that role; DeepSeek and others refuse it, and templates that don't know it raise.
+    `system` means the same, to OpenAI too.
     """
 
     name: str
@@ -139,13 +143,14 @@ OPENAI = msgspec.structs.replace(GENERIC, name="openai", max_tokens_field="max_c
 OPENROUTER = Profile(
     name="openrouter",
     source="openrouter.ai/docs: parameters, reasoning tokens; read 2026-11-29",
-    fields=_same(*_SAMPLING) | {"thinking_token_budget": "reasoning.max_tokens"},
+    fields=_same(*_SAMPLING) | {"thinking_token_budget": "reasoning.max_tokens", THOUGHTS: "reasoning"},
 )
 
 OLLAMA = Profile(
     name="ollama",
     source="docs.ollama.com/api/openai-compatibility; read 2026-11-29",
     lacks=frozenset({"n", "logit_bias", "tool_choice", "parallel_tool_calls"}),
+    fields={THOUGHTS: "reasoning"},
 )
 
 LLAMA_SERVER = Profile(
@@ -210,8 +215,8 @@ VLLM = Profile(
     embeddings_path="/v1/embeddings",
     cuts_vectors=False,  # it refuses that for models whose config doesn't speak of it
     models_path="/v1/models",
-    # vLLM's grammar backends read Lark and EBNF under one name
-    fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar"},
+    # its grammar backends read Lark and EBNF under one name; this name of thoughts is the one that /tokenize reads, too
+    fields=_VLLM_FIELDS | {"structured_outputs.lark": "structured_outputs.grammar", THOUGHTS: "reasoning"},
     # a usage in every chunk: what a client that left had received is known to the token
     stream_options={"include_usage": True, "continuous_usage_stats": True},
     count_path="/tokenize",

@@ -29,6 +29,7 @@ from hitsend.core.errors import (
 )
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
+from hitsend.serve.engine.loose_json import LooseJson
 from hitsend.serve.engine.profiles import GENERIC, Profile, Reaction
 from hitsend.serve.engine.upstream import UpstreamAnswer
 
@@ -150,6 +151,15 @@ def known(body: bytes, name: str, profile: Profile, *, wall: float, wait_s: floa
     return meant(_decoded(body), name, profile, wall=wall, wait_s=wait_s)
 
 
+def instead(body: bytes, name: str, profile: Profile, *, wall: float) -> Refusal | None:
+    """What a 200's whole body means that is an error in place of an answer; None where it is none."""
+    document = _decoded(body)
+    if isinstance(document, dict) and (document.get("error") or document.get("object") == "error"):
+        error = document.get("error")
+        return said(error if isinstance(error, dict) else document, name, profile, wall=wall)
+    return meant(document, name, profile, wall=wall)
+
+
 def meant(said: Any, name: str, profile: Profile, *, wall: float, wait_s: float | None = None) -> Refusal | None:
     """The same of what was decoded already: an answer, its `error` or its `errors`."""
     for error in _errors(said):
@@ -218,7 +228,7 @@ def _misfit(status: int, body: bytes, profile: Profile) -> str | None:
 
 def _decoded(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(LooseJson().mended(body) or body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 

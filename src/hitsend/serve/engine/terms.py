@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.errors import ConfigError
-from hitsend.serve.engine.profiles import GROUPS, OPENAI_FIELDS, PROFILES, Profile
+from hitsend.serve.engine.profiles import GROUPS, OPENAI_FIELDS, PROFILES, THOUGHTS, Profile
 from hitsend.settings_upstreams import UpstreamBase, UpstreamSettings, VllmSettings, WorkersAISettings
 
 CLOUDFLARE = "https://api.cloudflare.com/client/v4/accounts/{}/ai"
@@ -59,7 +59,7 @@ def addresses(settings: UpstreamBase) -> tuple[str, ...]:
 def terms_of(settings: UpstreamBase, salt: bytes = b"") -> Terms:
     """Profile and settings together."""
     profile = _profile(settings)
-    names = {name: name for name in OPENAI_FIELDS - _each(profile.lacks)} | profile.fields
+    names = {name: name for name in (OPENAI_FIELDS | {THOUGHTS}) - _each(profile.lacks)} | profile.fields
     names |= {name: name for name in _each(settings.passes)} | settings.renames
     adds = dict(profile.adds)
     if isinstance(settings, WorkersAISettings) and settings.reject_if_busy:
@@ -105,7 +105,7 @@ def changes(terms: Terms) -> list[str]:
 
 def drops(terms: Terms) -> list[str]:
     """Fields that hitsend knows and this upstream doesn't."""
-    known: set[str] = set(OPENAI_FIELDS)
+    known: set[str] = {*OPENAI_FIELDS, THOUGHTS}
     known.update(*(profile.fields for profile in PROFILES.values()))
     return sorted(known - terms.takes)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from hitsend.serve.engine.upstream_calls import CallIn
+from hitsend.serve.engine.upstream_calls import CallIn, FunctionIn
+from hitsend.serve.engine.upstream_logprobs import LogprobsIn
 
 
 class _In(msgspec.Struct, frozen=True, gc=False):
@@ -31,24 +32,15 @@ class DeltaIn(_In, frozen=True, gc=False):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: tuple[CallIn, ...] | None = None
+    function_call: FunctionIn | None = None
 
-
-class LogprobIn(_In, frozen=True, gc=False):
-    """Of one token."""
-
-    token: str
-    logprob: float | None = None
-    bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple["LogprobIn", ...] | None = None
-
-
-class LogprobsIn(_In, frozen=True, gc=False):
-    """Of the tokens in this piece."""
-
-    content: tuple[LogprobIn, ...] | None = None
-    tokens: tuple[str, ...] | None = None
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+    @property
+    def calls(self) -> tuple[CallIn, ...]:
+        """Pieces of calls; who knows one call only has no list of them."""
+        only = self.function_call
+        if self.tool_calls or only is None or not (only.name or only.arguments):
+            return self.tool_calls or ()
+        return (CallIn(0, None, only),)
 
 
 class ChoiceIn(_In, frozen=True, gc=False):
@@ -63,6 +55,14 @@ class ChoiceIn(_In, frozen=True, gc=False):
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     usage: Any = None
+    stop_reason: Any = None
+    matched_stop: Any = None
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it, as vLLM and SGLang tell it; a number is a token's."""
+        found = self.matched_stop if self.stop_reason is None else self.stop_reason
+        return found if isinstance(found, str) and self.finish_reason == "stop" else None
 
 
 class ChunkIn(_In, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from hitsend.core.request import Usage
 from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.protocol import EngineEvent, Produced
-from hitsend.serve.engine.refusals import Refusal, broken, known, refusal_of, said
+from hitsend.serve.engine.refusals import Refusal, broken, instead, refusal_of
 from hitsend.serve.engine.upstream import MAX_REFUSAL_BYTES
 from hitsend.serve.engine.upstream_usage import usage_of
 
@@ -39,12 +39,6 @@ class _VectorIn(msgspec.Struct, frozen=True):
 class _AnswerIn(msgspec.Struct, frozen=True):
     data: list[_VectorIn]
     usage: Any = None
-
-
-class _ErrorIn(msgspec.Struct, frozen=True):
-    """An answer that may be an error."""
-
-    error: Any = None
 
 
 class UpstreamEmbedding:
@@ -97,12 +91,11 @@ class UpstreamEmbedding:
             answer = await self._replica.line.post(terms.profile.embeddings_path, self._body)
             status = answer.status
             wall = self._engine.clock.wall()
-            refusal = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True)
-            if refusal is not None:
-                return (), status, refusal
-            body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
-            is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
-            refusal = self._error(body, wall) if is_short else None
+            refusal, body = await refusal_of(answer, name, terms.profile, wall=wall, wants_json=True), b""
+            if refusal is None:
+                body = await answer.read_whole(MAX_VECTORS_BYTES) or b""
+                is_short = len(body) <= MAX_REFUSAL_BYTES  # an error in place of vectors is
+                refusal = instead(body, name, terms.profile, wall=wall) if is_short else None
             return (() if refusal is not None else self._read(body)), status, refusal
         except LineFailed as failure:
             is_unanswered = failure.is_unanswered and status is None
@@ -111,13 +104,6 @@ class UpstreamEmbedding:
             return (), status, Refusal(error, outcome="ok")
         except (msgspec.DecodeError, RecursionError, ValueError, binascii.Error, struct.error, OverflowError):
             return (), status, Refusal(EngineFailed(f"The upstream {name} sent what is no list of embeddings."))
-
-    def _error(self, body: bytes, wall: float) -> Refusal | None:
-        """What stands in a 200's body in place of vectors is what the status would have been. Raises DecodeError."""
-        name, profile = self._engine.name, self._engine.terms.profile
-        error = msgspec.json.decode(body, type=_ErrorIn).error
-        refusal = known(body, name, profile, wall=wall)
-        return refusal or (said(error, name, profile, wall=wall) if error else None)
 
     def _read(self, body: bytes) -> tuple[bytes, ...]:
         answer = msgspec.json.decode(body, type=_AnswerIn)

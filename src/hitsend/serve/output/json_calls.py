@@ -66,16 +66,17 @@ class JsonCalls:
                 return
 
     def _named(self) -> Parse[None]:
-        """name[ARGS]{…}; between them another such marker may stand, as in name[CALL_ID]id[ARGS]{…}."""
+        """name[ARGS]{…} or name{…}; between them another such marker may stand, as in name[CALL_ID]id[ARGS]{…}."""
         source, marker = self._source, self._form.arguments_begin
         parts: list[str] = []
         is_next = False
         while not is_next:
-            part, is_next = yield from source.until(marker)
+            part, is_next = yield from source.until(marker, "{")
             parts.append(part)
             if not (part or is_next) or sum(map(len, parts)) > MAX_NAME:
                 raise Malformed("a call has no arguments")
-        source.skip(len(marker))
+        if (yield from source.starts(marker)):
+            source.skip(len(marker))
         name = "".join(parts).partition("[")[0].strip()
         if not name:
             raise Malformed("a call has no name")

@@ -73,15 +73,16 @@ class Source:
                 return
             self.skip(end - self.at)
 
-    def until(self, marker: str) -> Parse[tuple[str, bool]]:
-        """Skip text that is certainly before the marker; (it, whether the marker is next). ("", False) at the end."""
+    def until(self, *markers: str) -> Parse[tuple[str, bool]]:
+        """Skip text that is certainly before any marker; (it, whether one is next). ("", False) at the end."""
         if not (yield from self.more()):
             return "", False
         while True:
-            found = self.text.find(marker, self.at)
-            if found >= 0:
-                return self.skip(found - self.at), True
-            safe = len(self.text) - self.at - (0 if self.is_ended else self.overlap(marker))
+            found = [at for at in (self.text.find(marker, self.at) for marker in markers) if at >= 0]
+            overlap = 0 if self.is_ended else max(map(self.overlap, markers))
+            safe = len(self.text) - self.at - overlap
+            if found and min(found) - self.at <= safe:
+                return self.skip(min(found) - self.at), True
             if safe or self.is_ended:
                 return self.skip(safe), False
             yield

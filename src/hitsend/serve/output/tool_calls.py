@@ -110,15 +110,15 @@ class ToolCallParser:
         if form.body == "json":
             yield from JsonCalls(source, self._calls, form).read(is_certain=not is_bare)
         elif form.body == "xml":
-            yield from XmlCalls(source, self._calls, form).read()
+            yield from XmlCalls(source, self._calls, form).read(is_certain=not is_bare)
         else:
             yield from PythonCalls(source, self._calls, form).read(is_certain=not is_bare)
-        if form.end and not is_bare:
+        if form.end and (form.function_begin or not is_bare):
             yield from source.blanks()
             if (yield from source.starts(form.end)):
                 source.skip(len(form.end))
                 source.commit()
-            elif (yield from source.more()):
+            elif not is_bare and (yield from source.more()):
                 raise Malformed(f"{form.end} was expected")
 
     def _find(self) -> Parse[bool | None]:
@@ -135,10 +135,10 @@ class ToolCallParser:
             if not form.begin:
                 self._say(source.skip(len(source.text) - source.at))
                 continue
-            text, is_next = yield from source.until(form.begin)
+            text, is_next = yield from source.until(*filter(None, (form.begin, form.function_begin)))
             self._say(text)
             if is_next:
-                return False
+                return not (yield from source.starts(form.begin))
         return None
 
     def _say(self, text: str) -> None:

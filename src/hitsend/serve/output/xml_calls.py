@@ -1,9 +1,9 @@
 """Calls written as tags, one per parameter; their values are text, and the tool's schema says what they are.
 
-Enters: a `Source` that stands behind the opening marker, and the tools. Leaves: calls with compact JSON arguments.
-Always true: texts are passed on as they come; other values when they are whole; one that isn't what the schema says is
-passed on as the text that it is. A closing tag ends a value only where another tag follows, so it may stand inside one.
-Next: `python_calls.py`.
+Enters: a `Source` that stands behind the opening marker, or before a function's, and the tools. Leaves: calls with
+compact JSON arguments. Always true: texts are passed on as they come; other values when they are whole; one that isn't
+what the schema says is passed on as the text that it is. A closing tag ends a value only where another tag follows, so
+it may stand inside one. Next: `python_calls.py`.
 """
 
 import json
@@ -89,12 +89,14 @@ class XmlCalls:
         self._calls = calls
         self._form = form
 
-    def read(self) -> Parse[None]:
-        """One call. Raises Malformed, OneTooMany."""
+    def read(self, *, is_certain: bool) -> Parse[None]:
+        """One call; without its marker (`is_certain` False) only of a known function. Raises Malformed, OneTooMany."""
         source, form, calls = self._source, self._form, self._calls
         yield from source.blanks()
         yield from self._expect(form.function_begin)
         name = yield from self._name()
+        if not (is_certain or (name in calls.known and (yield from self._goes_on()))):
+            raise Malformed("this is not a call")
         calls.announce(name)
         source.commit()
         calls.arguments("{")
@@ -106,10 +108,19 @@ class XmlCalls:
             source.skip(len(form.parameter_begin))
             yield from self._parameter(schema, seen)
             yield from source.blanks()
-        yield from self._expect(form.function_end)
+        if not (yield from source.starts(form.end)):  # what ends the call ends the function
+            yield from self._expect(form.function_end)
         calls.arguments("}")
         calls.complete()
         source.commit()
+
+    def _goes_on(self) -> Parse[bool]:
+        """Whether a tag follows that belongs to a call."""
+        yield from self._source.blanks()
+        for tag in (self._form.parameter_begin, self._form.function_end, self._form.end):
+            if (yield from self._source.starts(tag)):
+                return True
+        return False
 
     def _parameter(self, schema: Mapping[str, Any], seen: set[str]) -> Parse[None]:
         source, calls = self._source, self._calls
