@@ -47,6 +47,23 @@ def test_config_show_prints_one_document_with_sources(tmp_path):
     assert rows["access.max_n"]["source"] == "default"
 
 
+def test_a_stdout_that_takes_nothing_is_one_line():
+    for where, status, said in (
+        ("/dev/full", 2, "hitsend: what was to be written: No space left on device\n"),
+        (None, 0, ""),
+    ):
+        program = f"exec {sys.executable} -m hitsend config show >{where or '&-'} <&-"
+        ran = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert (ran.returncode, ran.stderr) == (status, said)
+
+
+def test_what_opens_first_never_gets_the_number_of_a_closed_stdin():
+    inside = "from hitsend.cli import _open_standard; _open_standard(); print(open('/dev/zero').fileno())"
+    program = f'exec {sys.executable} -c "{inside}" <&-'
+    ran = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert int(ran.stdout) > 2
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [

@@ -99,6 +99,21 @@ async def test_a_terminal_that_lacks_the_bars_gets_the_figures():
     assert "TTFT" in out.decode("ascii")
 
 
+async def test_what_was_measured_is_not_lost_to_a_place_without_room(tmp_path):
+    """A full disk (`/dev/full`), and a reader of stdout who has left."""
+    rows, shown = tmp_path / "rows.csv", tmp_path / "page.html"
+    async with scripted() as server:
+        words = ("--url", server.url, "--input", "30", "--output", "4", "--requests", "3", "--concurrency", "1")
+        ran = await hitsend(*words, "--csv", "/dev/full", "--html", str(shown))
+        out, err = await ran.communicate()
+        assert (ran.returncode, "out tok/s" in out.decode(), "</html>" in shown.read_text("utf-8")) == (2, True, True)
+        assert err.decode().splitlines()[-1] == "hitsend: /dev/full can't be written: No space left on device"
+        ran = await hitsend(*words, "--csv", str(rows))
+        ran._transport.get_pipe_transport(1).close()
+        _, err = await ran.communicate()
+    assert (ran.returncode, len(rows.read_text("utf-8").splitlines())) == (1, 4), err.decode()
+
+
 async def hostile_run():
     async with scripted() as server:
         server.scripts = {1: fail_midway}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hitsend.load.charts import curves
 from hitsend.load.compare import medians, middle, ratios
 from hitsend.load.report import Facts, Slo, check_usage, is_growing, percentile, spread, summarise
 from hitsend.load.saturation import BISECTIONS, Ramp, find
@@ -169,6 +170,24 @@ def test_the_knee_is_where_more_at_once_brings_no_more():
     assert (found.by, found.at, found.is_reached) == ("concurrency", 8, True)
     assert find([closed(1, 100), closed(8, 300)]).is_reached is False
     assert find([closed(1, 100)]) is None
+
+
+def test_a_target_that_is_gone_is_full_nowhere():
+    gone = [level([sample("error", error="connect")], concurrency=number) for number in (1, 8)]
+    assert find(gone) is None
+    assert find([level([], mode="open", concurrency=None, rate_per_s=rate) for rate in (1.0, 2.0)]) is None
+
+
+def test_a_ratio_of_few_rounds_says_so():
+    theirs = [closed(8, 100, number) for number in range(3)]
+    ours = [closed(8, 100, 0), *(level([], concurrency=8, round=number) for number in (1, 2))]
+    found = {one.metric: one for one in ratios([("a", theirs), ("b", ours)])}
+    assert found["ttft_p50_ms"].said(3).endswith("; 1 of 3 rounds)")
+    assert "rounds" not in found["output_tokens_per_s"].said(3)
+
+
+def test_a_curve_has_a_gap_where_nothing_was_measured():
+    assert curves("c", [1.0, 2.0, 3.0, 4.0], [("t", [1.0, None, 2.0, 3.0])]).count("<polyline") == 2
 
 
 def test_ratios_are_of_medians_and_spread_over_the_rounds_own_pairs():

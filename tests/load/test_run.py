@@ -123,6 +123,30 @@ async def test_usage_that_claims_too_much_is_not_believed(server):
     assert any("can't be believed" in text for text in document(done)["warnings"])
 
 
+async def test_a_limit_of_all_choices_or_over_our_own_is_no_lie(server):
+    async def twice(call):
+        call.body["max_tokens"] = call.body["max_tokens"] * call.body["n"]
+        await server._good(call)
+
+    server.scripts = dict.fromkeys(range(20), twice)
+    (target,) = plan(server).targets
+    asked = msgspec.structs.replace(target, extra={"n": 2, "max_tokens": 7})
+    found = (await run(plan(server, targets=(asked,)), Quiet())).targets[0].measured[0]
+    assert found.samples[0].claimed_output == 14
+    assert (found.level.usage.is_believable, found.level.usage.over_limit) == (True, 0)
+
+
+@pytest.mark.parametrize("kind", ["Text/Event-Stream", "", "text/plain; charset=utf-8"])
+async def test_what_a_stream_is_called_matters_less_than_what_it_is(server, kind):
+    async def renamed(call):
+        start = call.start
+        call.start = lambda status="200 OK": start(status, kind)
+        await server._good(call)
+
+    server.scripts = dict.fromkeys(range(20), renamed)
+    assert (await measured(server)).level.errors == {}
+
+
 @pytest.mark.parametrize(
     ("known", "said"),
     [

@@ -137,6 +137,43 @@ def test_calls_are_text_too_and_errors_have_a_code():
     assert read_piece(b'{"error":"boom"}').error == "error"
 
 
+ERRORS = (
+    b'data: {"object":"error","message":"boom","type":"BadRequestError","code":500}',  # vLLM's, before 2025
+    b'data: {"type":"error","error":{"type":"overloaded_error"}}',
+    b'data: {"detail":"Internal Server Error"}',
+    b'event: error\ndata: {"message":"boom"}',
+    b"event: error\ndata: boom",
+    b'data: {"error":"boom"}',
+)
+
+
+@pytest.mark.parametrize("sent", ERRORS)
+def test_an_error_is_one_however_it_is_told(sent):
+    (data,) = Events().feed(sent + b"\n\n")
+    try:
+        assert read_piece(data).error is not None
+    except BadStream:
+        assert sent.endswith(b"data: boom")
+
+
+def test_only_the_event_that_is_named_so_is_an_error():
+    answer = b'data: {"choices":[{"delta":{"content":"fine"}}]}\n\n'
+    ping, *rest = Events().feed(b"event: error\n\n" + b"event: x\n" + answer + answer)
+    assert [read_piece(data).text for data in (ping, *rest)] == ["fine", "fine"]
+    (data,) = Events().feed(b'event: error\ndata: {"error":{"code":"gone"}}\n\n')
+    assert read_piece(data).error == "gone"
+
+
+def test_shapes_of_servers_that_are_not_openai_are_read():
+    parts = b'[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"yes"}]'
+    piece = read_piece(b'{"choices":[{"delta":{"content":%b}}]}' % parts)
+    assert (piece.content, piece.text) == ("yes", "yeshm")
+    assert read_piece(b'{"choices":null,"usage":{"completion_tokens":3}}').usage.completion_tokens == 3
+    call = b'{"choices":[{"delta":{"tool_calls":[{"function":{"name":"f","arguments":{"a":1}}}]}}]}'
+    assert read_piece(call).text == 'f{"a":1}'
+    assert Events().feed(b"data: [DONE] \n\n") == [b"[DONE]"]
+
+
 def test_a_count_that_cannot_be_is_none():
     counts = ["-1", "1e30", "10000001", '"7"', "2.5", "true", "[]", "null", "7.0"]
     texts = [b'{"usage": {"completion_tokens": %s, "prompt_tokens_details": 5}}' % text.encode() for text in counts]

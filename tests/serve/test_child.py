@@ -1,12 +1,14 @@
 """serve/child.py and serve/parent.py: a small echo child over the real socket pair."""
 
 import asyncio
+import gc
 import os
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from hitsend.core.frames import MAX_BYTES
 from hitsend.serve.child import Child, ChildExit, ChildGone
@@ -129,3 +131,35 @@ async def test_twenty_children_leave_no_descriptor_zombie_or_task() -> None:
     assert descriptors() == before
     assert len(asyncio.all_tasks()) == 1
     assert {child.pid for child in psutil.Process().children()} <= children
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_start_that_is_cancelled_leaves_nothing_and_closes_nothing_of_others(steps: int) -> None:
+    """Under uvloop, which serves: socket and transport both believed to own a descriptor, and whoever got its number
+    next lost it when the first of them was collected."""
+
+    async def cancelled() -> tuple[int | None, list[int]]:
+        edge = Edge()
+        task = asyncio.create_task(edge.child.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})  # it keeps its traceback, and with it whatever the frames hold
+        edge.child.kill()
+        await edge.child.stop(0.0)
+        pid = edge.child._process.pid if edge.child._process is not None else None
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(16)]
+        del edge, task
+        gc.collect()
+        return pid, [number for number in others if not is_ours(number)]
+
+    def is_ours(number: int) -> bool:
+        try:
+            os.close(number)
+        except OSError:
+            return False
+        return True
+
+    pid, lost = uvloop.run(cancelled())
+    assert lost == []
+    assert pid is None or not psutil.pid_exists(pid)

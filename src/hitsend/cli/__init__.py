@@ -7,10 +7,13 @@ a stage. Order of reading: `serve.py`, `send.py`, `waterfall.py`, `chat.py`, `lo
 `diagnose.py`, `config.py`, `keys.py`, `orgs.py`, `usage.py`, `reconcile.py`, `routes.py`, `plan.py`, `engines.py`.
 """
 
+import errno
 import importlib
 import io
+import os
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -40,6 +43,9 @@ COMMANDS = {
     "config": "Show every setting and where its value came from.",
 }
 """Every command, in the order of `--help`. Each lives in the module of its name and is that module's `app`."""
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CallFailed(Exception):
@@ -87,13 +93,48 @@ def root(
 
 def main() -> None:
     """The `hitsend` command. What a person can put right is said in one line, without a traceback."""
+    _open_standard()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a bar that an old encoding lacks is no reason to lose the figures
             stream.reconfigure(errors="replace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            _flush()
     except (ConfigError, CallFailed) as error:
         print(f"hitsend: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        sys.stdout = _nowhere()  # what is left in the other one can't go out
+        print(f"hitsend: {error.filename or 'what was to be written'}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _flush() -> None:
+    """Now, and not at the interpreter's end, which has nothing but tracebacks for it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read it has enough
+        sys.stdout = _nowhere()
+        sys.exit(1)
+
+
+def _open_standard() -> None:
+    """Where the caller closed stdin, stdout or stderr, a file or socket of ours would take its number, and what is
+    meant for the eye would go there; libuv ends a process over it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")

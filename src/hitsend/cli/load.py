@@ -8,6 +8,7 @@ afterwards, however this one ends. Next: `load_flags.py`.
 """
 
 import asyncio
+import io
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import typer
 import uvloop
@@ -157,19 +159,27 @@ def _at(given: flags.Given, url: str) -> flags.Given:
 
 
 def _write(done: Run, note: str | None, *, as_json: bool, csv: Path | None, html: Path | None) -> None:
+    """Files first: whoever reads stdout may have left, and what took an hour must be somewhere."""
     result = document(done, note=note)
+    failed = []
+    for file, write in ((csv, _rows), (html, page)):
+        if file is None:
+            continue
+        try:
+            file.write_text(write(done, result), encoding="utf-8", newline="")
+            print(f"wrote {file}", file=sys.stderr)
+        except OSError as error:
+            failed.append(f"{file} can't be written: {error.strerror}")
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
         least = _WIDTHS[0] if sys.stdout.isatty() else _WIDTHS[1]
         summary(done, result, Console(highlight=False, width=max(least, Console().width)))
-    try:
-        if csv is not None:
-            with csv.open("w", encoding="utf-8", newline="") as file:
-                write_rows(done, file)
-            print(f"wrote {csv}", file=sys.stderr)
-        if html is not None:
-            html.write_text(page(done, result), encoding="utf-8")
-            print(f"wrote {html}", file=sys.stderr)
-    except OSError as error:
-        raise CallFailed(f"{error.filename} can't be written: {error.strerror}") from error
+    if failed:
+        raise CallFailed("; ".join(failed))
+
+
+def _rows(done: Run, _: dict[str, Any]) -> str:
+    rows = io.StringIO(newline="")
+    write_rows(done, rows)
+    return rows.getvalue()

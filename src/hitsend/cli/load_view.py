@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hitsend.cli.send import safe
-from hitsend.load.compare import middle
+from hitsend.load.compare import Ratio, middle
 from hitsend.load.document import title
 from hitsend.load.drive import Stage
 from hitsend.load.plots import Bins, bins, sparkline, tokens_over_time
@@ -98,7 +98,7 @@ def summary(run: Run, document: dict[str, Any], console: Console) -> None:
         _saturation(told["saturation"], console)
     if document["ratios"]:
         console.print(Text("\nratios of medians (least to greatest of the rounds)", style="bold"))
-        console.print(_ratios(document["ratios"]))
+        console.print(_ratios(document["ratios"], run.plan.rounds))
     for text in document["warnings"]:
         console.print(Text(safe(f"! {text}"), style="yellow"))
 
@@ -175,7 +175,7 @@ def _saturation(found: dict[str, Any] | None, console: Console) -> None:
         )
 
 
-def _ratios(found: list[dict[str, Any]]) -> Table:
+def _ratios(found: list[dict[str, Any]], rounds: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("load", "figure", "of / to"):
         table.add_column(heading)
@@ -183,7 +183,6 @@ def _ratios(found: list[dict[str, Any]]) -> Table:
     for row in found:
         if row["metric"] in SHOWN:
             who = safe(f"{row['target']} / {row['base']}")
-            ratio = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['greatest']:.2f})"
-            cells = (f"{row['by']} {row['load']:g}", row["metric"], who, ratio)
+            cells = (f"{row['by']} {row['load']:g}", row["metric"], who, Ratio(**row).said(rounds))
             table.add_row(*(Text(cell) for cell in cells))
     return table

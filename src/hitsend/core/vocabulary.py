@@ -7,6 +7,12 @@ so every stage that turns ids into bytes is pure Python and agrees with every ot
 
 import msgspec
 
+OTHER_FILE = (
+    "{} is another file than when hitsend started (its tokens or its template differ), so prompts and answers would be "
+    "read by the wrong one: restart hitsend, or put the file back"
+)
+"""What is said of a model's file where one of the processes that read it finds another one."""
+
 
 class Vocabulary(msgspec.Struct, frozen=True):
     """All tokens of one model.

@@ -6,6 +6,7 @@ both begin at 0 but for a histogram's; colours come from the page, so that they 
 
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby
 
 from hitsend.load.plots import Bins
 
@@ -58,11 +59,15 @@ def curves(caption: str, xs: Sequence[float], lines: Sequence[tuple[str, Sequenc
     frame = _Frame(0.0, max(xs), max(known))
     parts = [frame.axes(max(xs))]
     for number, (name, line) in enumerate(lines):
-        points = [(frame.x(x), frame.y(value)) for x, value in zip(xs, line, strict=True) if value is not None]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        pairs = zip(xs, line, strict=True)
+        pieces = [list(piece) for is_known, piece in groupby(pairs, lambda pair: pair[1] is not None) if is_known]
+        drawn = [[(frame.x(x), frame.y(value or 0.0)) for x, value in piece] for piece in pieces]
+        paths = [" ".join(f"{x:.1f},{y:.1f}" for x, y in piece) for piece in drawn]
+        shown = "".join(f'<polyline class=line points="{path}" />' for path in paths)
+        points = [point for piece in drawn for point in piece]
         marks = "".join(f"<circle class=dot cx={x:.1f} cy={y:.1f} r=2.5 />" for x, y in points) if name else ""
         label = f"<text class=name x={LEFT + 6 + number * 90} y=12>{escape(name)}</text>"
-        parts.append(f'<g class=k{number % 4}><polyline class=line points="{path}" />{marks}{label}</g>')
+        parts.append(f"<g class=k{number % 4}>{shown}{marks}{label}</g>")
     return _figure(caption, "".join(parts))
 
 

@@ -78,7 +78,7 @@ class Client:
     ) -> None:
         await self._session.close()
 
-    def body(self, ask: Ask) -> bytes:
+    def body(self, ask: Ask) -> dict[str, Any]:
         """What goes out for it."""
         target, dialect = self.target, self.target.dialect
         fields: dict[str, Any] = {"model": target.model, "stream": True}
@@ -91,14 +91,15 @@ class Client:
                 fields["ignore_eos"] = True
         if target.temperature is not None and "temperature" not in ask.body:
             fields["temperature"] = target.temperature
-        return msgspec.json.encode(fields | ask.body | target.extra)
+        return fields | ask.body | target.extra
 
     async def send(self, ask: Ask, intended_s: float, number: int = 0) -> Sample:
         """Send it and read to its end. Never raises for what the server does; cancelling it gives no sample."""
-        run = _Run(self._now, self.start_s, ask)
+        body = self.body(ask)
+        run = _Run(self._now, self.start_s, ask, _allowed(body))
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._exchange(run, self.body(ask))
+                await self._exchange(run, msgspec.json.encode(body))
         except TimeoutError:
             run.fail("timeout", f"no end within {self._timeout_s:g} s")
         except BadStream as error:
@@ -118,10 +119,11 @@ class Client:
         ) as response:
             run.status, run.request_id = response.status, response.headers.get("x-request-id")
             if response.status != 200:
-                run.fail(f"http_{response.status}", (await _start(response)).decode("utf-8", "replace"))
+                said = _redirect(response) or (await _start(response)).decode("utf-8", "replace")
+                run.fail(f"http_{response.status}", said)
                 return
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                run.fail("bad_stream", f"content-type {response.headers.get('content-type', 'none')[:60]}")
+            if not _may_stream(kind := response.headers.get("content-type", "")):
+                run.fail("bad_stream", f"content-type {kind[:60]}")
                 return
             async for received in response.content.iter_any():
                 if run.take(received):
@@ -146,11 +148,30 @@ class Client:
                 async with self._session.request(
                     method, address, data=raw, headers=headers, allow_redirects=False
                 ) as response:
+                    if (said := _redirect(response)) is not None:
+                        raise Unreachable(f"{response.status}: {said}")
                     return response.status, _json(await _start(response, MOST_ANSWER_BYTES))
         except TimeoutError as error:
             raise Unreachable(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(error) or type(error).__name__) from error
+
+
+def _redirect(response: aiohttp.ClientResponse) -> str | None:
+    """Where it sends whoever follows; None where it doesn't."""
+    where = response.headers.get("location") if 300 <= response.status < 400 else None
+    return where and f"it redirects to {where[:200]}, and redirects aren't followed: give the address that answers"
+
+
+def _may_stream(kind: str) -> bool:
+    """Frameworks that were told nothing send no type, or that of plain text; what isn't a stream has no events."""
+    return not kind or kind.lower().startswith(("text/event-stream", "text/plain", "application/octet-stream"))
+
+
+def _allowed(body: dict[str, Any]) -> int | None:
+    """The most tokens that an answer to it may have: of all its choices."""
+    limit, choices = body.get("max_completion_tokens") or body.get("max_tokens"), body.get("n") or 1
+    return limit * choices if isinstance(limit, int) and isinstance(choices, int) else None
 
 
 async def _finish(response: aiohttp.ClientResponse) -> None:
@@ -179,8 +200,8 @@ def _json(raw: bytes) -> Any:
 class _Run:
     """One request while it runs."""
 
-    def __init__(self, now: Clock, start_s: float, ask: Ask) -> None:
-        self._now, self._start_s, self._ask = now, start_s, ask
+    def __init__(self, now: Clock, start_s: float, ask: Ask, allowed: int | None) -> None:
+        self._now, self._start_s, self._ask, self._allowed = now, start_s, ask, allowed
         self._events = Events()
         self._arrivals = array("d")
         self._sent_s = now()
@@ -258,7 +279,7 @@ class _Run:
             status=self.status,
             finish_reason=self._finish_reason,
             asked_input=self._ask.input_tokens,
-            asked_output=self._ask.output_tokens,
+            asked_output=self._allowed,
             claimed_input=usage.prompt_tokens,
             claimed_output=usage.completion_tokens,
             claimed_cached=usage.cached_tokens,

@@ -58,6 +58,11 @@ class Ratio(msgspec.Struct, frozen=True):
     greatest: float
     rounds: int
 
+    def said(self, of_rounds: int) -> str:
+        """In words; of how many rounds, where some have no such figure."""
+        few = f"; {self.rounds} of {of_rounds} rounds" if self.rounds < of_rounds else ""
+        return f"{self.ratio:.2f} ({self.least:.2f} to {self.greatest:.2f}{few})"
+
 
 def by_load(levels: Sequence[Level]) -> dict[tuple[str, float], list[Level]]:
     """Rounds of each load, in the order in which the loads first came."""

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from hitsend.load.charts import bars, curves, dots
+from hitsend.load.compare import Ratio
 from hitsend.load.document import title
 from hitsend.load.plots import bins, tokens_over_time
 from hitsend.load.report import Level
@@ -60,7 +61,7 @@ def page(run: Run, document: dict[str, Any]) -> str:
         f"<title>hitsend load: {escape(names)}</title><style>{_STYLE}</style></head><body>",
         *_head(document),
         *_warnings(document["warnings"]),
-        *_ratios(document["ratios"]),
+        *_ratios(document["ratios"], run.plan.rounds),
     ]
     for number, one in enumerate(run.targets):
         parts += _target(document["targets"][number], one.measured)
@@ -88,14 +89,14 @@ def _warnings(found: list[str]) -> Iterator[str]:
         yield f"<h2>Read this first</h2><ul class=bad>{items}</ul>"
 
 
-def _ratios(found: list[dict[str, Any]]) -> Iterator[str]:
+def _ratios(found: list[dict[str, Any]], rounds: int) -> Iterator[str]:
     if found:
         yield "<h2>Compared</h2><p class=soft>Ratios of medians; in brackets the least and greatest of the rounds.</p>"
         yield "<div class=wide><table><thead><tr><th>load</th><th>figure</th><th>of</th><th>to</th><th>ratio</th></tr>"
         yield "</thead><tbody>"
         for row in found:
             cells = (f"{row['by']} {row['load']:g}", row["metric"], row["target"], row["base"])
-            shown = f"{row['ratio']:.2f} ({row['least']:.2f} to {row['greatest']:.2f})"
+            shown = Ratio(**row).said(rounds)
             yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (*cells, shown)) + "</tr>"
         yield "</tbody></table></div>"
 

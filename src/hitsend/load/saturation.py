@@ -35,7 +35,9 @@ def is_sustained(level: Level) -> bool:
 
 
 def find(levels: list[Level]) -> Saturation | None:
-    """Of one target's levels (medians over rounds, or one round); None without two levels of one mode."""
+    """Of one target's levels (medians over rounds, or one round); None without two levels of one mode, or an answer."""
+    if not any(one.requests.ok for one in levels):
+        return None  # a server that is gone has no point at which it is full
     rated = sorted((one for one in levels if one.rate_per_s is not None), key=lambda one: one.rate_per_s or 0)
     closed = sorted((one for one in levels if one.concurrency is not None), key=lambda one: one.concurrency or 0)
     if len(rated) > 1:

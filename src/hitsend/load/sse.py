@@ -2,7 +2,8 @@
 
 Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF, events of
 several lines and a byte order mark before the first are read as the standard says; an event over `MOST_EVENT_BYTES` is
-refused; a count of tokens that can't be one is none. Next: `client.py`.
+refused; a count of tokens that can't be one is none; an error is one in whatever form it is told, never an event that
+said nothing. Next: `client.py`.
 """
 
 from codecs import BOM_UTF8
@@ -22,7 +23,7 @@ class BadStream(Exception):
 
 class _Function(msgspec.Struct):
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None  # an object here and there, where OpenAI has its text
 
 
 class _Call(msgspec.Struct):
@@ -30,7 +31,7 @@ class _Call(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
-    content: str | int | float | None = None  # Workers AI was seen to send the token `7` as a number
+    content: Any = None  # a text; Workers AI was seen to send the token `7` as a number, Mistral's API sends parts
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[_Call] | None = None
@@ -51,9 +52,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None  # servers in Go send null for none
     usage: Any = None
     error: Any = None
+    object: Any = None
+    type: Any = None
+    code: Any = None
+    detail: Any = None
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -75,11 +80,11 @@ def read_piece(data: bytes) -> Piece:
         chunk = _DECODER.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise BadStream(f"an event that is no chunk: {error}") from error
-    if chunk.error is not None:
-        return Piece(error=_code(chunk.error))
+    if (failure := _failure(chunk)) is not None:
+        return Piece(error=failure)
     text = content = ""
     reason = None
-    for choice in chunk.choices:
+    for choice in chunk.choices or ():
         said = choice.delta
         plain = (_text(said.content) if said is not None else choice.text) or ""
         content += plain
@@ -88,7 +93,18 @@ def read_piece(data: bytes) -> Piece:
     return Piece(text, content, reason, _usage(chunk.usage))
 
 
-def _text(content: str | float | None) -> str | None:
+def _failure(chunk: _Chunk) -> str | None:
+    """The code of an error: OpenAI's form, vLLM's older one, or what FastAPI makes of an exception."""
+    if chunk.error is not None:
+        return _code(chunk.error)
+    is_told = "error" in (chunk.object, chunk.type) or (chunk.detail is not None and not chunk.choices)
+    return _code({"code": chunk.code}) if is_told else None
+
+
+def _text(content: Any) -> str | None:
+    """A text, a number, or parts, of which those of the answer itself count."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if content is None or isinstance(content, str) else str(content)
 
 
@@ -107,24 +123,31 @@ def _tokens(told: Any) -> int | None:
 
 def _beside(delta: _Delta) -> str:
     said = delta.reasoning_content or delta.reasoning or ""
+    if isinstance(delta.content, list):
+        said += "".join(_text(part.get("thinking")) or "" for part in delta.content if isinstance(part, dict))
     for call in delta.tool_calls or ():
         if call.function is not None:
-            said += (call.function.name or "") + (call.function.arguments or "")
+            arguments = call.function.arguments or ""
+            told = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            said += (call.function.name or "") + told
     return said
 
 
 def _code(error: Any) -> str:
     if isinstance(error, dict):
+        if isinstance(inner := error.get("error"), dict):
+            error = inner
         return str(error.get("code") or error.get("type") or "error")[:60]
     return "error"
 
 
 class Events:
-    """`feed` bytes, get the data of every event that they end."""
+    """`feed` bytes, get the data of every event that they end; that of an event named `error` as an error's."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._is_error = False
         self._size = 0
         self._is_at_start = True
 
@@ -140,11 +163,14 @@ class Events:
                 line = line[:-1]  # noqa: PLW2901  # the same line, without its end
             if not line:
                 if self._data:
-                    found.append(b"\n".join(self._data))
-                    self._data, self._size = [], 0
+                    data = b"\n".join(self._data).strip()  # white space around JSON says nothing, around [DONE] neither
+                    found.append(b'{"error":%b}' % data if self._is_error else data)
+                self._data, self._size, self._is_error = [], 0, False
             elif line.startswith(b"data:"):
                 self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
                 self._size += len(line)
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
         if self._size + len(self._rest) > MOST_EVENT_BYTES:
             raise BadStream(f"an event of more than {MOST_EVENT_BYTES} bytes")
         return found

@@ -2,7 +2,8 @@
 
 Enters: the words after the interpreter's name, and two callbacks. Leaves: whole message bodies in order, then exactly
 one `ChildExit`. Always true: everything the child wrote before it ended is delivered before its exit is reported, the
-process is reaped and every descriptor closed by then, and a child whose socket closed is killed if it lingers.
+process is reaped and every descriptor closed by then, also where `start` failed or was cancelled; a descriptor has one
+owner, so that none is closed under somebody who got its number; a child whose socket closed is killed if it lingers.
 Next: `parent.py`, the same line seen from inside the child.
 
     child = Child(
@@ -168,35 +169,49 @@ class Child:
         """Spawn the process (its own process group, so that Ctrl-C reaches only the edge). Raises OSError."""
         if self._process is not None:
             raise RuntimeError("a Child is used once: make another")
-        loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
+        (ours, theirs), (heard, said) = socket.socketpair(), socket.socketpair()
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-            ours.setblocking(False)
             # A spawn takes a few milliseconds; asyncio's own subprocesses would bring a watcher and a second exit path.
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603
                 [sys.executable, *self._arguments, "--fd", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=None if self._shows_stderr else subprocess.PIPE,
+                stderr=None if self._shows_stderr else said.fileno(),
                 pass_fds=(theirs.fileno(), *self._inherits),
                 process_group=0,
             )
         except BaseException:
             ours.close()
+            heard.close()
             raise
         finally:
             theirs.close()
-        self._words = _Words()
-        if self._shows_stderr:
-            self._words.closed.set()
-        else:
-            await loop.connect_read_pipe(lambda: self._words or _Words(), self._process.stderr)
-        self._transport, _ = await loop.create_unix_connection(
-            lambda: Line(self._on_message, self._line_closed.set), sock=ours
-        )
-        self._watch = loop.create_task(self._await_exit(self._process, self._words), name=f"child {self._process.pid}")
+            said.close()
+        connecting = asyncio.get_running_loop().create_task(self._connect(self._process, ours, heard))
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            # In the middle of it, socket and transport both believe that they own the descriptor, and the one that
+            # closes it last closes what has the number by then.
+            await asyncio.wait({connecting})
+            raise
+
+    async def _connect(self, process: "subprocess.Popen[bytes]", ours: socket.socket, heard: socket.socket) -> None:
+        loop, words = asyncio.get_running_loop(), _Words()
+        self._words = words
+        try:
+            await loop.create_unix_connection(lambda: words, sock=heard)
+            self._transport, _ = await loop.create_unix_connection(
+                lambda: Line(self._on_message, self._line_closed.set), sock=ours
+            )
+        except BaseException:
+            _kill(process)
+            self._line_closed.set()
+            raise
+        finally:
+            self._watch = loop.create_task(self._await_exit(process, words), name=f"child {process.pid}")
 
     def send(self, body: bytes) -> None:
         """Hand one message body over; never blocks. Raises ChildGone, FrameTooLong."""

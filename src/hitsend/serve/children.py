@@ -16,13 +16,15 @@ from pathlib import Path
 import msgspec
 
 from hitsend.core.clock import Clock, SystemClock
+from hitsend.core.errors import ConfigError
+from hitsend.core.vocabulary import OTHER_FILE
 from hitsend.serve.access.quota import Quota
 from hitsend.serve.chat.text import TextChild
 from hitsend.serve.embed import find_embedder
 from hitsend.serve.engine.embedded import EmbeddedEngine
 from hitsend.serve.engine.keeper import EngineLine
 from hitsend.serve.engine.models import NO_MODEL, ModelFile, resolve
-from hitsend.serve.engine.pooled import ModelPool
+from hitsend.serve.engine.pooled import ModelPool, PooledEngine
 from hitsend.serve.engine.protocol import EmbeddingModel, Engine, StepFigures
 from hitsend.serve.engine.startup import WorkerConfig
 from hitsend.serve.engine.unmet import check_settings, uncounted, without_model
@@ -76,6 +78,15 @@ class Children:
         """Raises ConfigError where two models have one name."""
         check_names([*(name for model in self.local for name in model.every_name), *self.upstreams.names])
 
+    def check_words(self) -> None:
+        """Once they are started: who reads prompts and who computes have the same file. Raises ConfigError."""
+        for model in self.local:
+            words, loaded = model.text.facts.words, model.engine.facts.words
+            if isinstance(model.engine, PooledEngine):
+                model.engine.words = words
+            if loaded not in ("", words):
+                raise ConfigError(f"engine.model: {OTHER_FILE.format(model.found.path)}")
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -112,6 +123,7 @@ class Shared:
         await asyncio.gather(text.start(), *(part.start() for part in starting))
         children = Children(found, text, engine, self.embedder, upstreams, adapters=adapters)
         children.check()
+        children.check_words()
         return children
 
 
@@ -137,6 +149,7 @@ async def start_children(settings: Settings, clock: Clock, metrics: Metrics, sta
     for part in starting:
         stack.push_async_callback(part.stop)
     await asyncio.gather(text.start(), *(part.start() for part in starting))
+    children.check_words()
     say_unmet((*without_model(settings.engine, has_pools=pools is not None), *uncounted(settings.engine)))
     if engine is not None:
         say_unmet(engine.facts.unmet)

@@ -202,6 +202,7 @@ def _build(
         one.asked.max_concurrent,
         one.asked.idle_unload_s or None,
         one.asked.is_loaded_at_start,
+        one.found.path,
     )
     # `chat.template` is for the model of `[engine]`
     chat = msgspec.structs.replace(settings.chat, template=None)

@@ -95,6 +95,7 @@ class TextWorker:
         self._order = order
         self._compiler: Compiler | None = None
         self.metadata: dict[str, str] = {}
+        self._words = ""
         self._tokenizer: VocabularyTokenizer
         if order.checkpoint is None:
             source = tool_source = self._open_model(order)
@@ -117,7 +118,7 @@ class TextWorker:
         read_header(order.model_path)
         model = LoadedModel(open_library(order.libllama), order.model_path, vocab_only=True, adds_space_prefix=False)
         table = read_vocabulary(model)
-        self.metadata = model.metadata
+        self.metadata, self._words = model.metadata, model.words_id()
         words = model.vocabulary
         self._tokenizer = VocabularyTokenizer(table, lambda text: words.tokenize(text.encode()))
         source = order.template if order.template is not None else model.chat_template
@@ -145,6 +146,7 @@ class TextWorker:
             tool_format=recognised_tool_format(self.template.source, self.metadata.get("general.name", "")),
             reasoning_format=recognised_reasoning_format(self.template.source, self._tokenizer.spellings.ids),
             uses_tools=self.template.uses_tools,
+            words=self._words,
         )
         is_table_wanted = self._order.wants_table and self._order.checkpoint is None
         return Opened(facts, self.vocabulary if is_table_wanted else None)

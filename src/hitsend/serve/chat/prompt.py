@@ -85,7 +85,8 @@ Order = Open | Prepare | TokenizeText | CheckGrammar
 class TextFacts(msgspec.Struct, frozen=True):
     """What the text child found in the file. `thinking_default` None: `enable_thinking` changes nothing here.
 
-    `uses_tools`: the template prints tools itself. The formats are names of `core/tool_format.py`.
+    `uses_tools`: the template prints tools itself. The formats are names of `core/tool_format.py`. `words`: see
+    `LoadedModel.words_id`.
     """
 
     metadata: dict[str, str]
@@ -95,6 +96,7 @@ class TextFacts(msgspec.Struct, frozen=True):
     tool_format: str | None = None
     reasoning_format: str | None = None
     uses_tools: bool = False
+    words: str = ""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

@@ -7,6 +7,7 @@ and unpacks messages; an order whose caller has gone is never sent. Next: `budge
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from hitsend.core.errors import (
     from_code,
 )
 from hitsend.core.request import Request
-from hitsend.core.vocabulary import Vocabulary
+from hitsend.core.vocabulary import OTHER_FILE, Vocabulary
 from hitsend.serve.chat.checkpoint import CheckpointFiles
 from hitsend.serve.chat.grammars import CheckGrammar, Grammar, GrammarCache, end_reason, grammar_key
 from hitsend.serve.chat.prompt import (
@@ -50,6 +51,7 @@ MAX_WAITING = 4096
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 START_TIMEOUT_S = 60.0
 _LONGEST_PAUSE_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class _Job(msgspec.Struct, eq=False):
@@ -312,7 +314,11 @@ class TextChild:
 
     def _on_message(self, body: bytes) -> None:
         answer = self._decoder.decode(body)
-        if isinstance(answer, Opened):
+        if isinstance(answer, Opened) and self._facts is not None and self._facts.words != answer.facts.words:
+            _log.error("the text process: %s", OTHER_FILE.format(self._model_path))
+            if self._child is not None:
+                self._child.kill()
+        elif isinstance(answer, Opened):
             self._facts = answer.facts
             self._vocabulary = answer.vocabulary or self._vocabulary
             self._is_open, self._failures = True, 0

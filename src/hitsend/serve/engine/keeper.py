@@ -3,19 +3,22 @@
 Enters: what to load, and commands. Leaves: the child's reports, in order, and one call when it died. Always true: one
 child at a time; when it dies, whoever is attached is told once, and another child is started at once, then with growing
 pauses while children die without having done any work; a child that proves no progress for `HANG_FACTOR` times
-`progress_timeout_s` is killed. Next: `worker.py`.
+`progress_timeout_s` is killed, and so is one whose model file was written to (it is mapped, so the child would compute
+with what is there now); no child serves that has other words than the one before. Next: `worker.py`.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from hitsend.core.clock import Clock
 from hitsend.core.errors import ConfigError, EngineFailed, EngineUnavailable, ServeError
+from hitsend.core.vocabulary import OTHER_FILE
 from hitsend.serve.child import Child, ChildExit, ChildGone
 from hitsend.serve.engine.startup import LoadFailed, WorkerConfig, encode, report_decoder
 from hitsend.serve.loop.messages import Command, EngineFacts, Ready, Report, Shutdown, StepReport
@@ -30,6 +33,7 @@ _log = logging.getLogger(__name__)
 OnReport = Callable[[Report, bytes], None]
 """A report, and the frame body that it was."""
 OnDown = Callable[[ServeError], None]
+_Written = tuple[tuple[int, int], int, int]
 
 
 class EngineLine(Protocol):
@@ -108,6 +112,7 @@ class ChildKeeper:
         self._keeper: asyncio.Task[None] | None = None
         self._restarts = 0
         self._failures = 0
+        self._written: _Written | None = None
 
     @property
     def facts(self) -> EngineFacts | None:
@@ -206,6 +211,19 @@ class ChildKeeper:
                 _log.error("the engine proved no progress for %.0f s and is killed", age_s)
                 self._child.kill()
                 await self._gone.wait()
+            elif self._child is not None and await self._was_written_to():
+                _log.error("engine.model: %s was written to while it was served: the engine is killed", self._file)
+                self._child.kill()
+                await self._gone.wait()
+
+    async def _was_written_to(self) -> bool:
+        """The file that is mapped; one that was put in its place by name is another."""
+        now, then = await asyncio.to_thread(_written, self._file), self._written
+        return self._is_ready and now is not None and then is not None and now[0] == then[0] and now != then
+
+    @property
+    def _file(self) -> str:
+        return self._config.model_path
 
     async def _restart(self) -> None:
         if self._failures > 1:
@@ -249,7 +267,20 @@ class ChildKeeper:
         if isinstance(report, LoadFailed):
             self._started.set_exception(ConfigError(report.message))
             return
+        if self._facts is not None and self._facts.words != report.facts.words:
+            self._started.set_exception(ConfigError(f"engine.model: {OTHER_FILE.format(self._file)}"))
+            return
         self._facts = report.facts
+        self._written = _written(self._file)
         self._is_ready = True
         self._started.set_result(None)
         self._on_up()
+
+
+def _written(path: str) -> _Written | None:
+    """Which file it is, how long, and when it was last written; None where there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns

@@ -39,8 +39,7 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
     check_head(header, library, settings)
     no_head = why_no_head(header, library, settings)
     model = LoadedModel(library, path, loads_head=not no_head)
-    if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
-        raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
+    _check_decodes(model, header, path)
     adapters = Adapters(model, header, path, config.adapters)
     num_threads = settings.num_threads or num_cores()
     decoder = LlamaDecoder(
@@ -79,8 +78,15 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         speculation=speculation,
         speculation_reason=why_not,
         unmet=(*unmet(settings, Known(header, shape, plan, num_cores())), *undrafted(settings, why_not)),
+        words=model.words_id(),
     )
     return decoder, facts, compiler_for(model)
+
+
+def _check_decodes(model: LoadedModel, header: GgufHeader, path: str) -> None:
+    library = model.library
+    if library.llama_model_has_encoder(model.handle) or not library.llama_model_has_decoder(model.handle):
+        raise ConfigError(f"engine.model: {path} is no decoder-only model ({header.architecture})")
 
 
 def judged(config: WorkerConfig) -> tuple[GgufHeader, MemoryShape, CellPlan]:

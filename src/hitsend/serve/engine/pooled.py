@@ -24,6 +24,7 @@ from hitsend.core.errors import (
     ShuttingDown,
 )
 from hitsend.core.events import ModelLoaded, Queued
+from hitsend.core.vocabulary import OTHER_FILE
 from hitsend.serve.engine.embedded import EmbeddedEngine, check_job
 from hitsend.serve.engine.pool import Member, Pool
 from hitsend.serve.engine.protocol import EngineState, Generation, Job
@@ -46,6 +47,7 @@ class PooledModel(msgspec.Struct, frozen=True):
     max_concurrent: int
     idle_s: float | None
     is_loaded_at_start: bool = False
+    path: str = ""
 
 
 class PooledEngine:
@@ -67,6 +69,8 @@ class PooledEngine:
         self.model = model
         self.member = member
         self.num_loads = 0
+        self.words = ""
+        """Of the process that reads its prompts, once that has begun: a child with others has another file."""
         self._clock = clock
         self._build = build
         self._kick = kick
@@ -177,12 +181,17 @@ class PooledEngine:
         inner = self._build(self._came_to_rest)
         try:
             await inner.start()
+            self._check(inner)
         except BaseException:
             await inner.stop()
             raise
         self._inner, self._failed_at = inner, None
         self.num_loads += 1
         self._loaded = ModelLoaded(started_at, self._clock.now(), self.model.num_bytes)
+
+    def _check(self, inner: EmbeddedEngine) -> None:
+        if self.words not in ("", inner.facts.words):
+            raise ConfigError(f"engines[{self.name}].model: {OTHER_FILE.format(self.model.path)}")
 
     async def unload(self) -> None:
         """Return when the child has ended."""

@@ -75,7 +75,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     models (0 for pure attention). `cache_secret` is drawn by each child: salts of its prefix cache are made with it.
     `library` names the libllama build. `layout` is that of the weights that were loaded. `speculation` is where guesses
     come from (`off`: there are none; `speculation_reason` says why not, where that wasn't asked for).
-    `unmet`: settings that have no effect, or another than they say.
+    `unmet`: settings that have no effect, or another than they say. `words`: see `LoadedModel.words_id`.
     """
 
     model: str
@@ -100,6 +100,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     speculation: str = "off"
     speculation_reason: str = ""
     unmet: tuple[str, ...] = ()
+    words: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
