@@ -1,5 +1,7 @@
 import math
 import random
+from collections import defaultdict
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -258,6 +260,38 @@ def test_a_late_prompt_has_the_whole_budget_as_long_as_it_can_be_on_time():
     driven.step()
     driven.clock.advance(2.1)
     assert prefilled(driven, "c") in {0, PIECE}, "too late: it may as well wait for a while"
+
+
+class BusyDecoder(CostlyDecoder):
+    """On a machine that does much else: even short prompts come late."""
+
+    def decode(self, batch):
+        begin = self.clock.now()
+        found = super().decode(batch)
+        self.clock.advance(7 * (self.clock.now() - begin))
+        return found
+
+
+class Pieces(Simulated):
+    """What a step computes of each prompt, too."""
+
+    def _take(self, report):
+        for row in getattr(report, "rows", ()):
+            self.pieces[row.request_id].append(row.prefill_tokens)
+        super()._take(report)
+
+
+@pytest.mark.parametrize("gap_s", [0.1, 0.2, 0.4])
+def test_what_is_given_to_a_late_prompt_cuts_nobody_s_finer(gap_s, monkeypatch):
+    """Bit for bit the same in company needs whole pieces, however few tokens the late one has left."""
+    monkeypatch.setattr(Pieces, "pieces", defaultdict(list), raising=False)
+    lengths = (1, 90, 90, 10)
+    coming = [arrival(number * gap_s, f"r{number}", length, 20) for number, length in enumerate(lengths)]
+    ran = Pieces(coming, num_slots=8, limits=LoopLimits(step_tokens=192), decoder=BusyDecoder)
+    for number, length in enumerate(lengths):
+        ends = set(accumulate(ran.pieces[f"r{number}"]))
+        assert max(ends) == length
+        assert all(end % PIECE == 0 for end in ends - {length})
 
 
 def test_prompts_are_not_held_back_where_decodes_are_too_many_for_the_target():

@@ -7,6 +7,7 @@ here. Next: `scheduler.py`.
 from itertools import chain
 
 from hitsend.core.request import IDLE_TIER
+from hitsend.serve.loop.pace import PIECE
 from hitsend.serve.loop.roster import Roster, StepPlan
 from hitsend.serve.loop.sequence import Sequence
 
@@ -35,7 +36,7 @@ def is_crowded(roster: Roster, plan: StepPlan) -> bool:
 
 def late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
     """What short prompts that are late, but not too late, have to compute, of those within their share; no more than
-    the step has."""
+    the step has, and no less than a piece: somebody else's prompt may have its turn, and mustn't be cut finer."""
     if not any(roster.pace.is_late(each.arrived_at, plan.at) for each in prompts):
         return 0
     tokens = 0
@@ -48,4 +49,4 @@ def late_tokens(roster: Roster, plan: StepPlan, prompts: list[Sequence]) -> int:
             tokens += left
         if tokens >= plan.tokens_left:
             break
-    return min(tokens, plan.tokens_left)
+    return min(max(tokens, PIECE), plan.tokens_left) if tokens else 0
