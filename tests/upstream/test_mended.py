@@ -3,7 +3,7 @@
 import pytest
 
 from hitsend.core.lifecycle import FinishReason
-from hitsend.serve.engine.mended import Mender
+from hitsend.serve.engine.mended import mended_chunk
 from hitsend.serve.engine.openai_wire import ChunkReader, Unreadable
 from tests.upstream.strangers import USED, call, chunk, read, wire
 
@@ -74,12 +74,11 @@ def test_calls_in_other_shapes_are_calls(piece, found):
         assert read(chunk({"tool_calls": given}), chunk(reason="stop"))[1:3] == ([found], [FinishReason.TOOL_CALLS])
 
 
-def test_halves_of_a_character_find_each_other_and_one_alone_is_told_as_lost():
+def test_halves_of_a_character_find_each_other():
     halves = [wire(chunk({"content": "?"})).replace(b"?", half) for half in (b"a\\ud83d", b"\\ude00b")]
     for events in (halves, [halves[0] + halves[1]]):
         text, _, _, reader = read(*events, chunk(reason="stop"))
         assert (text, reader.fault) == ("a\U0001f600b", None)
-    assert read(halves[0], halves[0], chunk(reason="stop"))[0] == "a\ufffda"
     text = b'"{\\"a\\":\\"\\ud83d"', b'"\\ude00\\"}"'
     pieces = [wire(chunk({"tool_calls": [call("f", "?", "c1", index=0)]})).replace(b'"?"', half) for half in text]
     assert read(*pieces, chunk(reason="stop"))[1] == [("c1", "f", '{"a":"\U0001f600"}')]
@@ -109,4 +108,4 @@ def test_halves_of_a_character_find_each_other_and_one_alone_is_told_as_lost():
 def test_what_cannot_be_meant_is_still_a_fault(event):
     reader = ChunkReader(1)
     assert (reader.feed(b"data: " + event + b"\n\n"), type(reader.fault)) == ([], Unreadable)
-    assert Mender().chunk(event) is None
+    assert mended_chunk(event) is None
