@@ -254,13 +254,15 @@ def _is_too_long(body: bytes, profile: Profile) -> bool:
 def _refused(status: int, body: bytes, name: str, profile: Profile, how: str) -> ServeError:
     error = next(_errors(_decoded(body)), _ErrorIn())
     named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
-    text = f"The upstream {name} refused the request ({', '.join([*named[:1], how])})."
+    told = f"({', '.join([*named[:1], how])})"
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     if not _TOO_LONG.isdisjoint(named) or _is_too_long(body, profile):
-        return ContextLengthExceeded(text, param=param)
+        return ContextLengthExceeded(f"The prompt is too long for the upstream {name} {told}.", param=param)
     if status == 404 or not _LACKS_MODEL.isdisjoint(named):
-        return LacksModel(text, param=param)
-    return (RequestTooLarge if status == 413 else InvalidRequest)(text, param=param)
+        return LacksModel(f"The upstream {name} has no such model, or nothing where it was asked {told}.", param=param)
+    if status == 413:
+        return RequestTooLarge(f"The request is too large for the upstream {name} {told}.", param=param)
+    return InvalidRequest(f"The upstream {name} refused the request {told}.", param=param)
 
 
 def _wait_s(headers: Mapping[str, str], wall: float) -> float | None:
