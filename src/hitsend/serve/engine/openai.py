@@ -10,6 +10,7 @@ usage, else our count, flagged; what the kinds of upstreams differ in is data (`
     can't be reached, closed unanswered         502 engine_unavailable                failed    yes
     500, 502, 503, 504 …                        502 engine_unavailable (Retry-After)  failed    yes
     silent for stall_timeout_s                  504 engine_timeout                    failed    no: it may be working
+    the same behind the end of every choice     the answer                            ok        -
     an error code that its profile knows        what the profile says                 …         …
     429                                         429 rate_limit_exceeded, Retry-After  -         no
     400, 404, 422                               400 with the upstream's code          ok        no

@@ -74,6 +74,11 @@ class ChunkReader:
         return self._open <= self._ends.keys() and (not self._has_gone_on or self._is_sure)
 
     @property
+    def is_over(self) -> bool:
+        """Whether all ends were told, and the bill: nothing else is to come but [DONE]."""
+        return not self._open and self.is_used_up
+
+    @property
     def usage(self) -> Usage | None:
         """The upstream's last word on it."""
         return self._used[0]
