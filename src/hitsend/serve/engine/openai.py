@@ -17,6 +17,7 @@ usage, else our count, flagged; what the kinds of upstreams differ in is data (`
     413                                         413 request_too_large                 ok        no
     words of a prompt that is too long          400 context_length_exceeded           ok        no
     401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
+    402, a 429 that says there is no credit     502 engine_unavailable                failed    no
     no stream and no answer, a packed one       500 engine_failed                     failed    no
     an error in place of its first word         as the status that its code stands for
     cut or unreadable before its first word     500 engine_failed                     failed    if nothing had come
