@@ -284,7 +284,7 @@ def judged(case: Case, status: int, body: str, num_runs: int, report: Report) ->
     may_run = 2 if not has_begun and case.fault != "stall" else 1  # again only before the first byte of an answer
     faults = [] if 1 <= num_runs <= may_run else [f"ran {num_runs} times, at most {may_run}"]
     if case.fault in ("cut", "stall", "status"):
-        is_whole = case.at >= {"cut": whole.ended, "stall": whole.done, "status": 1000}[case.fault]
+        is_whole = case.at >= {"cut": whole.ended, "stall": whole.ended, "status": 1000}[case.fault]
         faults += (
             []
             if is_good is is_whole

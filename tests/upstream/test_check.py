@@ -200,7 +200,7 @@ def test_a_key_comes_from_a_file_or_a_variable_and_not_from_both(tmp_path, monke
     path.write_text("  from-file\n")
     assert key_of(UpstreamSettings(**fields, api_key_file=str(path))) == "from-file"
     assert key_of(UpstreamSettings(**fields)) is None
-    monkeypatch.setenv("ENGINE_TEST_KEY", "from-env")
+    monkeypatch.setenv("ENGINE_TEST_KEY", " from-env\n")
     assert key_of(UpstreamSettings(**fields, api_key_env="ENGINE_TEST_KEY")) == "from-env"
     for wrong in (
         {"api_key_file": str(path), "api_key_env": "ENGINE_TEST_KEY"},

@@ -5,12 +5,15 @@ import json
 import msgspec
 import pytest
 
-from hitsend.core.errors import ContextLengthExceeded, InvalidRequest
+from hitsend.core.clock import SystemClock
+from hitsend.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from hitsend.core.request import Delta, Message, OutputFormat, Principal, Request, SamplingAsked, Tool
 from hitsend.serve.chat.handover import Counted, Handover, check, count, fit, handed_over
 from hitsend.serve.engine.openai_body import asked, encode_body
 from hitsend.serve.engine.profiles import PROFILES
 from hitsend.serve.engine.terms import changes, drops, terms_of
+from hitsend.serve.upstreams import build_upstreams
+from hitsend.settings import EngineSettings, ServerSettings, Settings
 from hitsend.settings_upstreams import UpstreamSettings, VllmSettings
 from tests.upstream.asking import ask, engine_of, job_of, request_of
 from tests.upstream.conftest import gateway
@@ -276,3 +279,35 @@ def test_prompts_are_bounded_by_their_bytes_or_ids():
     terms = handover(openai())
     with pytest.raises(InvalidRequest, match="messages only"):
         check(request_of(messages=(), prompts=("a",)), terms, set())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("passes", ("top-k",)),
+        ("passes", ("prompt_logprobs",)),
+        ("passes", ("stream_options",)),
+        ("lacks", ("logprob",)),
+        ("renames", {"grammar": "x"}),
+    ],
+)
+def test_a_field_that_nobody_could_send_stops_the_start(setting, value):
+    with pytest.raises(ConfigError, match=rf"engines\[s\]\.{setting}: '{next(iter(value))}' is no field"):
+        terms_of(UpstreamSettings(name="s", **{setting: value}))
+
+
+def test_fields_that_may_be_told_apart_start():
+    told = UpstreamSettings(
+        name="s",
+        passes=("top_k", "chat_template_kwargs", "structured_outputs"),
+        lacks=("grammar", "logprobs", "tools", "stream_options", "reasoning_content", "seed"),
+        renames={"seed": "random_seed"},
+    )
+    assert terms_of(told).names["top_k"] == "top_k"
+
+
+def test_one_address_and_several_are_not_both_set(tmp_path):
+    one = UpstreamSettings(name="s", base_url="http://a/v1", base_urls=("http://b/v1",), models={"near": "far"})
+    tree = Settings(server=ServerSettings(data_dir=str(tmp_path)), engine=EngineSettings(model="none"), engines=(one,))
+    with pytest.raises(ConfigError, match="base_url: set beside base_urls"):
+        build_upstreams(tree, SystemClock(), lambda _name, _tokens: None)

@@ -85,7 +85,7 @@ async def test_a_model_that_is_not_the_callers_is_refused(tmp_path, mock):
         assert (await gate.answer(model="other"))[0] == 200
 
 
-async def test_prompt_logprobs_are_refused_also_where_they_would_be_passed(tmp_path, mock):
-    async with gateway(tmp_path, mock, passes=("prompt_logprobs",)) as gate:
+async def test_prompt_logprobs_are_refused_also_where_others_are_left_out(tmp_path, mock):
+    async with gateway(tmp_path, mock, unsupported="ignore") as gate:
         status, body, _ = await gate.answer(prompt_logprobs=1)
         assert (status, body["error"]["param"], mock.calls) == (400, "prompt_logprobs", [])

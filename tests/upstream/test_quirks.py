@@ -1,5 +1,6 @@
 """What the real engines were found to do (tests/upstream/test_real.py), kept as cases that need none of them."""
 
+import asyncio
 import json
 
 import msgspec
@@ -158,6 +159,34 @@ async def test_who_leaves_when_the_end_has_come_with_its_bill_leaves_no_estimate
         await generation.aclose()
     assert generation.produced.is_estimate is is_estimate
     assert generation.produced.usage.prompt_tokens == (77 if is_told else 5)
+
+
+@pytest.mark.parametrize(
+    ("usage", "is_beside", "billed"),
+    [
+        ({"prompt_tokens": 77, "completion_tokens": 2}, False, (77, 2, False)),
+        (None, False, (5, 2, True)),
+        ({"prompt_tokens": 77, "completion_tokens": 2}, True, (77, 2, False)),
+    ],
+)
+async def test_an_answer_that_has_ended_is_not_lost_by_an_upstream_that_never_says_so(mock, usage, is_beside, billed):
+    async def script(call):
+        await call.start()
+        await call.say("Hel")
+        await call.say("lo", finish_reason="stop" if is_beside else None)
+        end = {"choices": [] if is_beside else [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        await call.event(end | {"usage": usage})
+        await call.has_left.wait()
+
+    mock.script = script
+    waits_s = 30.0 if usage and not is_beside else 0.3
+    settings = UpstreamSettings(name="there", base_url=mock.url, models={"near": "far"}, stall_timeout_s=waits_s)
+    async with engine_of(settings) as engine, asyncio.timeout(10):
+        found = await ask(engine)
+        assert (found.error, found.text, found.reasons) == (None, "Hello", ["stop"])
+        assert engine.replicas.all[0].running == 0
+    made = found.produced
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.is_estimate) == billed
 
 
 async def test_who_hangs_when_asked_to_count_is_left_alone_for_a_while(mock):

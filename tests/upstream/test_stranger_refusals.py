@@ -68,8 +68,10 @@ async def test_what_does_not_fit_is_no_failure_of_the_upstream(mock, status, err
         await call.answer(f"{status} X", {"error": error})
 
     mock.script = script
+    said = {"request_too_large": "too large for", "context_length_exceeded": "too long for"}
     async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url, breaker_failures=1)) as engine:
-        assert (await ask(engine)).error.code == code
+        found = (await ask(engine)).error
+        assert (found.code, said.get(code, "limits its requests") in found.message) == (code, True)
         assert (engine.replicas.is_ready, len(mock.calls)) == (True, 1)
 
 
@@ -122,3 +124,25 @@ async def test_when_to_come_back_may_be_a_date(mock, given, told):
     async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
         error = (await ask(engine)).error
     assert (error.code, error.retry_after_s) == ("rate_limit_exceeded", told)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "has_credit"),
+    [
+        (429, {"code": "insufficient_quota", "type": "insufficient_quota"}, False),
+        (429, {"code": None, "type": "exceeded_current_quota_error"}, False),
+        (402, {}, False),
+        (200, {"code": "insufficient_quota"}, False),
+        (429, {"code": "rate_limit_exceeded"}, True),
+    ],
+)
+async def test_no_credit_is_no_limit_that_waiting_helps_against(mock, status, error, has_credit):
+    async def script(call):
+        await call.answer(f"{status} X", {"error": error})
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url, breaker_failures=1)) as engine:
+        found = (await ask(engine)).error
+        assert found.code == ("rate_limit_exceeded" if has_credit else "engine_unavailable")
+        assert ("no credit left" in found.message, engine.replicas.is_ready) == (not has_credit, has_credit)
+        assert len(mock.calls) == 1

@@ -239,6 +239,8 @@ def _check(one: UpstreamBase, settings: Settings, names: set[str], models: Colle
     if not urls or len(set(urls)) != len(urls):
         also = ", or account_id" if isinstance(one, WorkersAISettings) else ""
         raise ConfigError(f"{where}.base_url: expected an address, or different ones in base_urls{also}")
+    if one.base_url and one.base_urls:
+        raise ConfigError(f"{where}.base_url: set beside base_urls, one of them is enough")
     if one.hedge_after_s and len(urls) < 2:
         raise ConfigError(f"{where}.hedge_after_s: needs several base_urls")
     if strays := set(one.draining) - set(urls):
@@ -281,10 +283,11 @@ def key_of(one: UpstreamBase) -> str | None:
         text = Path(one.api_key_file).read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         text = ""
-    return _usable(text.strip(), f"engines[{one.name}].api_key_file: the disk", one.api_key_file)
+    return _usable(text, f"engines[{one.name}].api_key_file: the disk", one.api_key_file)
 
 
 def _usable(key: str | None, where: str, name: str) -> str:
+    key = (key or "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise ConfigError(f"{where} has no usable {name}")
     return key

@@ -10,12 +10,14 @@ usage, else our count, flagged; what the kinds of upstreams differ in is data (`
     can't be reached, closed unanswered         502 engine_unavailable                failed    yes
     500, 502, 503, 504 …                        502 engine_unavailable (Retry-After)  failed    yes
     silent for stall_timeout_s                  504 engine_timeout                    failed    no: it may be working
+    the same behind the end of every choice     the answer                            ok        -
     an error code that its profile knows        what the profile says                 …         …
     429                                         429 rate_limit_exceeded, Retry-After  -         no
     400, 404, 422                               400 with the upstream's code          ok        no
     413                                         413 request_too_large                 ok        no
     words of a prompt that is too long          400 context_length_exceeded           ok        no
     401, 403, 3xx, another 2xx than 200         502 engine_unavailable                failed    no
+    402, a 429 that says there is no credit     502 engine_unavailable                failed    no
     no stream and no answer, a packed one       500 engine_failed                     failed    no
     an error in place of its first word         as the status that its code stands for
     cut or unreadable before its first word     500 engine_failed                     failed    if nothing had come

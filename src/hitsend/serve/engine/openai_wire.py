@@ -76,6 +76,11 @@ class ChunkReader:
         return self._open <= self._ends.keys() and (not self._has_gone_on or self._is_sure)
 
     @property
+    def is_over(self) -> bool:
+        """Whether all ends were told, and the bill: nothing else is to come but [DONE]."""
+        return not self._open and self.is_used_up
+
+    @property
     def usage(self) -> Usage | None:
         """The upstream's last word on it."""
         return self._used[0]
@@ -230,25 +235,24 @@ class ChunkReader:
         text, reasoning = _words(delta, choice)
         logprobs = () if choice.logprobs is None else logprobs_of(choice.logprobs)
         ids, pieces = choice.token_ids or (), delta.calls
-        if text or reasoning or pieces or logprobs or ids:
+        is_beside = bool(text or reasoning or pieces or logprobs or ids)
+        if is_beside:
             self.counts[index] += max(1, len(logprobs), len(ids))
             self._has_gone_on = self._has_gone_on or index in self._ends
         elif not choice.finish_reason:
             return
-        if choice.stop is not None:
+        if choice.finish_reason and choice.stop is not None:
             self._stops[index] = choice.stop
         more = Delta(index, text, logprobs=logprobs, reasoning=reasoning, token_ids=ids)
-        said = self._end_of(choice, is_beside=more != Delta(index) or bool(pieces))
+        said = self._end_of(index, choice.finish_reason, is_beside=is_beside) if choice.finish_reason else None
         if said is not None or pieces or self._calls[index].has_begun:
             self._called(more, said, pieces, deltas)
-        elif more != Delta(index):
+        elif is_beside:
             deltas.append(more)
 
-    def _end_of(self, choice: ChoiceIn, *, is_beside: bool) -> FinishReason | None:
+    def _end_of(self, index: int, word: str, *, is_beside: bool) -> FinishReason | None:
         """Why the choice ends, if that can be told now: beside a piece of it, or before any, it may go on."""
-        if not choice.finish_reason:
-            return None
-        index, said = choice.index or 0, _known(choice.finish_reason)
+        said = _known(word)
         if said is None:
             return None
         if is_beside or self._has_gone_on or index not in self._ends:

@@ -61,6 +61,10 @@ _TOO_LONG_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Of those who say so in words alone, 2026-11."""
+_NO_CREDIT = frozenset(
+    ("insufficient_quota", "exceeded_current_quota_error", "billing_hard_limit_reached", "insufficient_balance")
+)
+"""Codes and types of 429s that no waiting helps: OpenAI, Moonshot and others."""
 _LACKS_MODEL = frozenset({"model_not_found", "invalid_model", "unknown_model", "model_not_supported"})
 """Codes of those who say with a 400 that they haven't it."""
 _MISFITS = {
@@ -201,6 +205,10 @@ def _by_status(
 ) -> Refusal:
     """`how` it was said, if not by the status itself."""
     how = how or f"HTTP {status}"
+    if status == 402 or (status == 429 and not _NO_CREDIT.isdisjoint(_words(body))):
+        text = f"The upstream {name} has no credit left for this server ({how})."
+        _log.error("the upstream %s has no credit left for this server (%s)", name, how)
+        return Refusal(EngineUnavailable(text, retry_after_s=wait_s))
     if status == 429:
         text = f"The upstream {name} limits its requests ({how})."
         return Refusal(RateLimitExceeded(text, retry_after_s=wait_s or 1.0), outcome="left")
@@ -261,16 +269,24 @@ def _is_too_long(body: bytes, profile: Profile) -> bool:
     return is_named or _TOO_LONG_WORDS.search(body) is not None
 
 
+def _words(body: bytes) -> list[str]:
+    """Code and type of its error, as far as they are words that may be shown."""
+    error = next(_errors(_decoded(body)), _ErrorIn())
+    return [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
+
+
 def _refused(status: int, body: bytes, name: str, profile: Profile, how: str) -> ServeError:
     error = next(_errors(_decoded(body)), _ErrorIn())
-    named = [word for word in (error.code, error.type) if isinstance(word, str) and _CODE.fullmatch(word)]
-    text = f"The upstream {name} refused the request ({', '.join([*named[:1], how])})."
+    named = _words(body)
+    told = f"({', '.join([*named[:1], how])})"
     param = error.param if error.param and re.fullmatch(r"[a-z_][A-Za-z0-9_.\[\]]{0,127}", error.param) else None
     if not _TOO_LONG.isdisjoint(named) or _is_too_long(body, profile):
-        return ContextLengthExceeded(text, param=param)
+        return ContextLengthExceeded(f"The prompt is too long for the upstream {name} {told}.", param=param)
     if status == 404 or not _LACKS_MODEL.isdisjoint(named):
-        return LacksModel(text, param=param)
-    return (RequestTooLarge if status == 413 else InvalidRequest)(text, param=param)
+        return LacksModel(f"The upstream {name} has no such model, or nothing where it was asked {told}.", param=param)
+    if status == 413:
+        return RequestTooLarge(f"The request is too large for the upstream {name} {told}.", param=param)
+    return InvalidRequest(f"The upstream {name} refused the request {told}.", param=param)
 
 
 def _wait_s(headers: Mapping[str, str], wall: float) -> float | None:

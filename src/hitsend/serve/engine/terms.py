@@ -57,7 +57,8 @@ def addresses(settings: UpstreamBase) -> tuple[str, ...]:
 
 
 def terms_of(settings: UpstreamBase, salt: bytes = b"") -> Terms:
-    """Profile and settings together."""
+    """Profile and settings together. Raises ConfigError for fields that nobody could send."""
+    _check_fields(settings)
     profile = _profile(settings)
     names = {name: name for name in (OPENAI_FIELDS | {THOUGHTS}) - _each(profile.lacks)} | profile.fields
     names |= {name: name for name in _each(settings.passes)} | settings.renames
@@ -105,9 +106,22 @@ def changes(terms: Terms) -> list[str]:
 
 def drops(terms: Terms) -> list[str]:
     """Fields that hitsend knows and this upstream doesn't."""
-    known: set[str] = {*OPENAI_FIELDS, THOUGHTS}
-    known.update(*(profile.fields for profile in PROFILES.values()))
-    return sorted(known - terms.takes)
+    return sorted(_KNOWN - terms.takes)
+
+
+_KNOWN = OPENAI_FIELDS.union({THOUGHTS}, *(profile.fields for profile in PROFILES.values()))
+"""Fields that a request here may have."""
+_ALSO_LACKED = frozenset({"stream_options"})
+"""What isn't a client's to ask for, and goes out all the same."""
+
+
+def _check_fields(settings: UpstreamBase) -> None:
+    """A name that is written wrong would have no effect, and nobody would know."""
+    for setting, also in (("passes", frozenset()), ("lacks", _ALSO_LACKED), ("renames", frozenset())):
+        known = _KNOWN.union(also, () if setting == "renames" else GROUPS)
+        if strays := sorted(set(getattr(settings, setting)) - known):
+            where = f"engines[{settings.name}].{setting}"
+            raise ConfigError(f"{where}: {strays[0]!r} is no field that is sent, only {', '.join(sorted(known))}")
 
 
 def _profile(settings: UpstreamBase) -> Profile:

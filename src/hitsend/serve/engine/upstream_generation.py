@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LATE_BILL_S = 0.1
 """How long a bill is waited for behind the end of an answer that had none."""
+LATE_END_S = 1.0
+"""How long [DONE] or the connection's end is waited for, once everything else has come: some send neither."""
 
 
 class _Try:
@@ -302,8 +304,8 @@ class OpenAIGeneration:
             self._ticket = other.enter()
 
     async def _read(self, answer: UpstreamAnswer) -> None:
-        if self._reader.is_done:
-            await self._read_bill(answer)
+        if self._reader.is_done or self._reader.is_over:
+            await self._read_rest(answer)
             self._end("ok")
             return
         try:
@@ -314,13 +316,14 @@ class OpenAIGeneration:
         self._num_bytes += len(data)
         self._took(self._reader.feed(data or ending(answer)), is_at_end=not data)
 
-    async def _read_bill(self, answer: UpstreamAnswer) -> None:
-        """Behind [DONE], where some write it. An answer that ends is waited for no longer."""
+    async def _read_rest(self, answer: UpstreamAnswer) -> None:
+        """Behind [DONE] some write their bill. An answer that ends is waited for no longer."""
+        reader = self._reader
         try:
-            async with asyncio.timeout(LATE_BILL_S):
-                while not (self._reader.is_used_up or self._reader.fault) and (data := await answer.read()):
+            async with asyncio.timeout(LATE_BILL_S if reader.is_done else LATE_END_S):
+                while not ((reader.is_done and reader.is_used_up) or reader.fault) and (data := await answer.read()):
                     self._num_bytes += len(data)
-                    self._reader.feed(data)
+                    reader.feed(data)
         except (TimeoutError, LineFailed):
             pass  # it was whole without it
 
@@ -368,7 +371,7 @@ class OpenAIGeneration:
         if self._is_over:  # it was ended meanwhile, and knows why
             return
         # an end that came whole but for its closing words is an end
-        if self._reader.is_finished and not isinstance(error, EngineTimeout):
+        if self._reader.is_finished:
             if ends := self._reader.close():
                 self._take(ends)
             self._end("ok")
