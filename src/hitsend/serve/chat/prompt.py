@@ -200,11 +200,11 @@ class Composer:
         arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
         messages = [self._template_message(message, marks) for message in order.messages]
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
-        inserted = 0
+        begins, inserted = list(range(len(messages))), 0
         if self._writes_tools:
             has_calls = any(message.get("tool_calls") for message in messages)
             if tools or (has_calls and not self._template.prints_calls):
-                write_turns(messages)
+                begins = write_turns(messages)
             inserted = write_tools(messages, tools, takes_system=self._template.takes_system) if tools else 0
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
@@ -216,7 +216,7 @@ class Composer:
         except InvalidRequest as refusal:
             # the template's own words may quote a message
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
-        spans = [(index - inserted, start, end) for index, start, end in found if index >= inserted]
+        spans = [(begins[index - inserted], start, end) for index, start, end in found if index >= inserted]
         if order.continue_final_message:
             text = _cut_at_end(text, marks)
         size = len(marks.drop(text).encode())

@@ -36,10 +36,26 @@ def offered_tools(request: Request) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def write_turns(messages: list[dict[str, Any]]) -> None:
-    """Write calls and results of the history as plain turns, for a template that would leave them out."""
-    for message in messages:
+def write_turns(messages: list[dict[str, Any]]) -> list[int]:
+    """Write calls and results of the history as plain turns, for a template that would leave them out.
+
+    Results that follow each other, and what the user says beside them, are one turn: many of these templates want user
+    and assistant to alternate. Returns the message that each turn begins with.
+    """
+    begins: list[int] = []
+    has_result = False
+    for index, message in enumerate(messages):
+        is_result = message["role"] == "tool"
         _write_turn(message)
+        last = messages[begins[-1]] if begins else {"role": ""}
+        if message["role"] == last["role"] == "user" and (is_result or has_result):
+            last["content"] += f"\n{message['content']}"
+            has_result = True
+        else:
+            begins.append(index)
+            has_result = is_result
+    messages[:] = [messages[index] for index in begins]
+    return begins
 
 
 def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any], *, takes_system: bool) -> int:
