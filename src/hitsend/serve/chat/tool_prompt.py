@@ -127,6 +127,13 @@ def _with_arguments(calls: Any, kind: type[Any], change: Callable[[Any], Any]) -
 def _parsed(arguments: str) -> Any:
     try:
         value = json.loads(arguments or "{}")
+        if "\\ud" in arguments.lower():
+            value = json.loads(_without_halves(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def _without_halves(text: str) -> str:
+    """Models escape halves of surrogate pairs, and clients send them back; no prompt has a token for one."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
