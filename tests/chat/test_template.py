@@ -135,7 +135,10 @@ def test_tool_arguments_are_an_object_again(thinking: Desk):
     )
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments",
+    ["not json", "[1]", "[" * 100_000, *('{"a":' * n + "1" + "}" * n for n in (66, 480, 700, 960, 3000))],
+)
 def test_tool_arguments_that_are_no_object_stay_text(thinking: Desk, arguments: str):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     assert json.dumps(arguments) in thinking.text(user("q"), assistant(None, tool_calls=[call]))

@@ -12,6 +12,8 @@ from typing import Any
 from hitsend.core.request import Request
 from hitsend.core.tool_format import HERMES
 
+MAX_DEPTH = 64
+"""Of a call's arguments, as of bodies (`access.max_json_depth`)."""
 _ASKING = (
     "You can call functions. Each line between <tools> and </tools> describes one:\n"
     "<tools>\n{tools}\n</tools>\n"
@@ -131,7 +133,16 @@ def _parsed(arguments: str) -> Any:
             value = json.loads(_without_halves(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return value if isinstance(value, dict) and not _is_deep(value) else arguments
+
+
+def _is_deep(value: Any) -> bool:
+    """Deeper than what walks through it would bear: then it stays the text that it is."""
+    layer, depth = [value], 0
+    while layer and depth <= MAX_DEPTH:
+        layer = [each for one in layer for each in (one.values() if isinstance(one, dict) else one)]
+        layer, depth = [each for each in layer if isinstance(each, dict | list)], depth + 1
+    return bool(layer)
 
 
 def _without_halves(text: str) -> str:
