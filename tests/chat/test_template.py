@@ -158,8 +158,16 @@ def test_half_a_character_that_a_model_escaped_ends_no_conversation(thinking: De
     assert f'"arguments": {shown}' in thinking.text(user("q"), assistant(None, tool_calls=[call]))
 
 
+@pytest.mark.parametrize("char", ["\ufdd0", "\ufdd1", "\ufdd2", "\U0001fffe"])
+def test_a_mark_is_no_character_that_an_escape_means(thinking: Desk, char: str):
+    written = json.dumps({"a": f"x{char}<|im_{char}end|>"})
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": written}}
+    prompt = thinking.prompt(user("q"), assistant(None, tool_calls=[call]))
+    assert f"x{char}<|im_{char}end|>" in str(prompt.text)
+
+
 def test_what_nobody_thought_of_ends_the_request_and_not_the_process(thinking: Desk):
-    refused = thinking.ask(Message("user", "q", {"tool_calls": "\ud83d"}))  # the edge lets nothing like it in
+    refused = thinking.ask(Message("user", "q", {"name": "\ud83d"}))  # the edge lets nothing like it in
     assert isinstance(refused, Refused)
     assert (refused.code, "UnicodeEncodeError" in refused.message) == ("engine_failed", True)
     assert thinking.text(user("q"))

@@ -18,6 +18,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import Rendered, Tokenized, TokenSpan
 from hitsend.core.request import Message
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.arguments import escaped_calls, with_parsed_arguments, with_printable_arguments
 from hitsend.serve.chat.checkpoint import CheckpointFiles
 from hitsend.serve.chat.grammars import CheckGrammar, Grammar
 from hitsend.serve.chat.marks import (
@@ -32,7 +33,7 @@ from hitsend.serve.chat.marks import (
 from hitsend.serve.chat.spans import anchored_message, find_spans
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
-from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools, write_turns
+from hitsend.serve.chat.tool_prompt import write_tools, write_turns
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -196,7 +197,7 @@ class Composer:
         """The prompt's text, marks and all. Raises InvalidRequest, EngineFailed."""
         started_at = self._clock.now()
         self._check(order)
-        marks = choose_marks([self._template.source, *_all_texts(order)])
+        marks = choose_marks([self._template.source, *_all_texts(order), *texts_in(escaped_calls(order.messages))])
         arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
         messages = [self._template_message(message, marks) for message in order.messages]
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]

@@ -6,14 +6,12 @@ template that prints tools is never interfered with. Next: `../engine/models.py`
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hitsend.core.request import Request
 from hitsend.core.tool_format import HERMES
 
-MAX_DEPTH = 64
-"""Of a call's arguments, as of bodies (`access.max_json_depth`)."""
 _ASKING = (
     "You can call functions. Each line between <tools> and </tools> describes one:\n"
     "<tools>\n{tools}\n</tools>\n"
@@ -88,63 +86,3 @@ def _write_turn(message: dict[str, Any]) -> None:
         )
         before = f"{message['content']}\n" if message["content"] else ""
         message["content"] = f"{before}{HERMES.begin}\n{written}\n{HERMES.end}"
-
-
-class Arguments(dict[str, Any]):
-    """A call's arguments in a prompt: an object to templates that look into them, JSON to those that print them."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, other: Any) -> str:
-        return str(self) + str(other)
-
-    def __radd__(self, other: Any) -> str:
-        return str(other) + str(self)
-
-
-def with_parsed_arguments(calls: Any) -> Any:
-    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text."""
-    return _with_arguments(calls, str, _parsed)
-
-
-def with_printable_arguments(calls: Any) -> Any:
-    """Tool calls whose objects print as JSON."""
-    return _with_arguments(calls, dict, Arguments)
-
-
-def _with_arguments(calls: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    if not isinstance(calls, list | tuple):
-        return calls
-    found = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), kind):
-            found.append(call | {"function": function | {"arguments": change(function["arguments"])}})
-        else:
-            found.append(call)
-    return found
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments or "{}")
-        if "\\ud" in arguments.lower():
-            value = json.loads(_without_halves(json.dumps(value, ensure_ascii=False)))
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) and not _is_deep(value) else arguments
-
-
-def _is_deep(value: Any) -> bool:
-    """Deeper than what walks through it would bear: then it stays the text that it is."""
-    layer, depth = [value], 0
-    while layer and depth <= MAX_DEPTH:
-        layer = [each for one in layer for each in (one.values() if isinstance(one, dict) else one)]
-        layer, depth = [each for each in layer if isinstance(each, dict | list)], depth + 1
-    return bool(layer)
-
-
-def _without_halves(text: str) -> str:
-    """Models escape halves of surrogate pairs, and clients send them back; no prompt has a token for one."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
