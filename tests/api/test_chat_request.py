@@ -120,6 +120,11 @@ def test_a_bad_field_is_named(field: str, param: str):
     json.dumps(error.message).encode()
 
 
+@pytest.mark.parametrize("key", ["AI", "-1", "05", "99999999999", "\uff11", "x" * 100])
+def test_a_key_that_is_no_token_is_shown(key: str):
+    assert f"logit_bias: {key[:40]!r} is no token id" in refusal(raw(f'"logit_bias":{{"{key}":1}}')).message
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -12,7 +12,7 @@ from hitsend.serve.chat.formats import (
     resolve_formats,
     suited,
 )
-from hitsend.serve.chat.prompt import TextFacts
+from hitsend.serve.chat.prompt import Refused, TextFacts
 from hitsend.serve.chat.tool_prompt import offered_tools
 from hitsend.settings import ModelSettings
 from tests.chat.conftest import Desk, assistant, system, tool, user
@@ -136,6 +136,27 @@ def test_a_template_without_a_system_role_gets_them_in_the_first_message(desk_fo
     assert begin in ("[INST] ", "<|im_start|>[INST] ", "[")
     assert json.dumps(TOOLS[0]["function"]) in end
     assert "just answer.\n\nq<|im_end|>" in end
+
+
+def test_results_and_what_is_said_beside_them_are_one_turn(desk_for):
+    calls = [CALL, CALL | {"id": "c2"}]
+    history = (
+        user("q"),
+        assistant(None, tool_calls=calls),
+        tool("R1", tool_call_id="c1"),
+        tool("R2", tool_call_id="c2"),
+    )
+    wanted = "<tool_response>\nR1\n</tool_response>\n<tool_response>\nR2\n</tool_response>"
+    desk = desk_for(ALTERNATING)
+    assert f"[INST] {wanted} [/INST]" in desk.text(*history, tools=TOOLS)
+    prompt = desk.prompt(*history, user("go on"), assistant("done"), user("more"))
+    assert f"[INST] {wanted}\ngo on [/INST]done" in str(prompt.text)
+    spans = [(span.message, span.role) for span in prompt.spans if span.message != 1]
+    assert spans == [(0, "user"), (2, "tool"), (5, "assistant"), (6, "user")]
+    (told,) = (span for span in prompt.spans if span.message == 2)
+    assert desk.decode(prompt.prompt_token_ids[told.start : told.end]).endswith("go on")
+    refused = desk.ask(user("a"), user("b"), tools=TOOLS)  # only results are put together
+    assert isinstance(refused, Refused)
 
 
 PARTS = (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hitsend.core.errors import ConfigError, EngineFailed, InvalidRequest
+from hitsend.core.request import Message
 from hitsend.serve.chat.prompt import Refused
 from hitsend.serve.chat.template import ChatTemplate, thinking_default
 from tests.chat.conftest import Desk, assistant, system, tool, user
@@ -134,10 +135,42 @@ def test_tool_arguments_are_an_object_again(thinking: Desk):
     )
 
 
-@pytest.mark.parametrize("arguments", ["not json", "[1]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments",
+    ["not json", "[1]", "[" * 100_000, *('{"a":' * n + "1" + "}" * n for n in (66, 480, 700, 960, 3000))],
+)
 def test_tool_arguments_that_are_no_object_stay_text(thinking: Desk, arguments: str):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     assert json.dumps(arguments) in thinking.text(user("q"), assistant(None, tool_calls=[call]))
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (r'{"a": "x\ud83d"}', '{"a": "x\ufffd"}'),
+        (r'{"\udc00": ["\ud83d\ud83d"]}', '{"\ufffd": ["\ufffd\ufffd"]}'),
+        (r'{"a": "\ud83d\ude00"}', '{"a": "\U0001f600"}'),
+        (r'{"a": "\\ud83d"}', r'{"a": "\\ud83d"}'),
+    ],
+)
+def test_half_a_character_that_a_model_escaped_ends_no_conversation(thinking: Desk, written: str, shown: str):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": written}}
+    assert f'"arguments": {shown}' in thinking.text(user("q"), assistant(None, tool_calls=[call]))
+
+
+@pytest.mark.parametrize("char", ["\ufdd0", "\ufdd1", "\ufdd2", "\U0001fffe"])
+def test_a_mark_is_no_character_that_an_escape_means(thinking: Desk, char: str):
+    written = json.dumps({"a": f"x{char}<|im_{char}end|>"})
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": written}}
+    prompt = thinking.prompt(user("q"), assistant(None, tool_calls=[call]))
+    assert f"x{char}<|im_{char}end|>" in str(prompt.text)
+
+
+def test_what_nobody_thought_of_ends_the_request_and_not_the_process(thinking: Desk):
+    refused = thinking.ask(Message("user", "q", {"name": "\ud83d"}))  # the edge lets nothing like it in
+    assert isinstance(refused, Refused)
+    assert (refused.code, "UnicodeEncodeError" in refused.message) == ("engine_failed", True)
+    assert thinking.text(user("q"))
 
 
 def test_thinking_is_switched_by_the_argument(thinking: Desk):

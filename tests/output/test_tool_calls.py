@@ -254,6 +254,8 @@ def test_a_value_is_what_the_schema_says_or_text():
             ("NaN", {"number"}, '"NaN"'),
             (long, {"integer"}, f'"{long}"'),
         ),
+        (r'{"a": "\ud83d"}', {"object"}, r'{"a":"\ud83d"}'),
+        (r'["\ud83d\ude00"]', {"array"}, '["\U0001f600"]'),
         *(("1e999", {"number"}, '"1e999"'), ("[" * 100_000, {"array"}, '"' + "[" * 100_000 + '"')),
     ]
     for text, types, expected in cases:

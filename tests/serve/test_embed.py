@@ -149,6 +149,12 @@ async def test_refusals_hold_nothing(stored, request_, error, param):
     assert await stored.holds() == []
 
 
+async def test_an_id_that_the_model_does_not_have_is_shown(stored):
+    request = EmbeddingRequest("r", "e", ((1,), (1, 50, 77)))
+    with pytest.raises(InvalidRequest, match=r"^input\[1\]: 77 is no token id of this model \(0 to 49\)$"):
+        await embed(request, flying(stored), stages(stored, ScriptedEmbedder()))
+
+
 async def test_levels_count_embeddings_too(stored):
     level = Level("org", ("acme",), Limits(input_tokens_per_minute=8, requests_per_minute=5))
     caller, desk = Principal(key_id="k1", org="acme", levels=(level,)), stages(stored, ScriptedEmbedder())

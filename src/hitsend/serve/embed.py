@@ -154,8 +154,9 @@ async def _tokenize(
                 "nothing is cut off",
                 param=where,
             )
-        if any(token >= facts.vocab_size for token in ids):
-            raise InvalidRequest(f"{where}: token ids of this model are 0 to {facts.vocab_size - 1}", param=where)
+        if (beyond := max(ids, default=0)) >= facts.vocab_size:
+            text = f"{where}: {beyond} is no token id of this model (0 to {facts.vocab_size - 1})"
+            raise InvalidRequest(text, param=where)
     flight.record(
         Tokenized(
             started_at=started_at,

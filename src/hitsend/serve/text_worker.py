@@ -162,6 +162,10 @@ class TextWorker:
         except MemoryError:
             failure = EngineFailed("the text process ran out of memory on this request")
             return Refused(failure.code, failure.message)
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+            # others have work here: what nobody thought of ends this request, not the process
+            failure = EngineFailed(f"the text process failed on this request ({type(error).__name__})")
+            return Refused(failure.code, failure.message)
 
     def _prepare(self, order: Prepare) -> Answer:
         composer = self._tool_composer if self._tool_composer is not None and order.tools else self._composer

@@ -223,7 +223,7 @@ def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
         raise InvalidRequest(f"logit_bias: {len(bias)} entries, limit {MAX_LOGIT_BIAS}", param="logit_bias")
     for key in bias:
         if not _TOKEN_ID.fullmatch(key):
-            raise InvalidRequest("logit_bias: a key is not a token id (0, 1, 2, …)", param="logit_bias")
+            raise InvalidRequest(f"logit_bias: {key[:40]!r} is no token id (0, 1, 2, …)", param="logit_bias")
     return tuple((int(key), value) for key, value in bias.items())
 
 

@@ -18,6 +18,7 @@ from hitsend.core.errors import InvalidRequest
 from hitsend.core.events import Rendered, Tokenized, TokenSpan
 from hitsend.core.request import Message
 from hitsend.core.vocabulary import Vocabulary
+from hitsend.serve.chat.arguments import escaped_calls, with_parsed_arguments, with_printable_arguments
 from hitsend.serve.chat.checkpoint import CheckpointFiles
 from hitsend.serve.chat.grammars import CheckGrammar, Grammar
 from hitsend.serve.chat.marks import (
@@ -32,7 +33,7 @@ from hitsend.serve.chat.marks import (
 from hitsend.serve.chat.spans import anchored_message, find_spans
 from hitsend.serve.chat.template import ChatTemplate
 from hitsend.serve.chat.tokenizer import VocabularyTokenizer, token_range
-from hitsend.serve.chat.tool_prompt import with_parsed_arguments, with_printable_arguments, write_tools, write_turns
+from hitsend.serve.chat.tool_prompt import write_tools, write_turns
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SHORT = 32
@@ -198,15 +199,15 @@ class Composer:
         """The prompt's text, marks and all. Raises InvalidRequest, EngineFailed."""
         started_at = self._clock.now()
         self._check(order)
-        marks = choose_marks([self._template.source, *_all_texts(order)])
+        marks = choose_marks([self._template.source, *_all_texts(order), *texts_in(escaped_calls(order.messages))])
         arguments = mark_value(order.template_kwargs, self._spellings.every, marks.cut)
         messages = [self._template_message(message, marks) for message in order.messages]
         tools = [mark_value(tool, self._spellings.every, marks.cut) for tool in order.tools]
-        inserted = 0
+        begins, inserted = list(range(len(messages))), 0
         if self._writes_tools:
             has_calls = any(message.get("tool_calls") for message in messages)
             if tools or (has_calls and not self._template.prints_calls):
-                write_turns(messages)
+                begins = write_turns(messages)
             inserted = write_tools(messages, tools, takes_system=self._template.takes_system) if tools else 0
         if order.continue_final_message:
             messages[-1]["content"] += marks.end
@@ -218,7 +219,7 @@ class Composer:
         except InvalidRequest as refusal:
             # the template's own words may quote a message
             raise InvalidRequest(marks.drop(refusal.message), param=refusal.param) from None
-        spans = [(index - inserted, start, end) for index, start, end in found if index >= inserted]
+        spans = [(begins[index - inserted], start, end) for index, start, end in found if index >= inserted]
         if order.continue_final_message:
             text = _cut_at_end(text, marks)
         size = len(marks.drop(text).encode())

@@ -6,7 +6,7 @@ template that prints tools is never interfered with. Next: `../engine/models.py`
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hitsend.core.request import Request
@@ -36,10 +36,26 @@ def offered_tools(request: Request) -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def write_turns(messages: list[dict[str, Any]]) -> None:
-    """Write calls and results of the history as plain turns, for a template that would leave them out."""
-    for message in messages:
+def write_turns(messages: list[dict[str, Any]]) -> list[int]:
+    """Write calls and results of the history as plain turns, for a template that would leave them out.
+
+    Results that follow each other, and what the user says beside them, are one turn: many of these templates want user
+    and assistant to alternate. Returns the message that each turn begins with.
+    """
+    begins: list[int] = []
+    has_result = False
+    for index, message in enumerate(messages):
+        is_result = message["role"] == "tool"
         _write_turn(message)
+        last = messages[begins[-1]] if begins else {"role": ""}
+        if message["role"] == last["role"] == "user" and (is_result or has_result):
+            last["content"] += f"\n{message['content']}"
+            has_result = True
+        else:
+            begins.append(index)
+            has_result = is_result
+    messages[:] = [messages[index] for index in begins]
+    return begins
 
 
 def write_tools(messages: list[dict[str, Any]], tools: Sequence[Any], *, takes_system: bool) -> int:
@@ -70,47 +86,3 @@ def _write_turn(message: dict[str, Any]) -> None:
         )
         before = f"{message['content']}\n" if message["content"] else ""
         message["content"] = f"{before}{HERMES.begin}\n{written}\n{HERMES.end}"
-
-
-class Arguments(dict[str, Any]):
-    """A call's arguments in a prompt: an object to templates that look into them, JSON to those that print them."""
-
-    def __str__(self) -> str:
-        return json.dumps(self, ensure_ascii=False)
-
-    def __add__(self, other: Any) -> str:
-        return str(self) + str(other)
-
-    def __radd__(self, other: Any) -> str:
-        return str(other) + str(self)
-
-
-def with_parsed_arguments(calls: Any) -> Any:
-    """Tool calls whose `arguments` are an object: on the wire they are JSON in a text."""
-    return _with_arguments(calls, str, _parsed)
-
-
-def with_printable_arguments(calls: Any) -> Any:
-    """Tool calls whose objects print as JSON."""
-    return _with_arguments(calls, dict, Arguments)
-
-
-def _with_arguments(calls: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    if not isinstance(calls, list | tuple):
-        return calls
-    found = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("arguments"), kind):
-            found.append(call | {"function": function | {"arguments": change(function["arguments"])}})
-        else:
-            found.append(call)
-    return found
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments

@@ -66,10 +66,16 @@ def as_json(text: str, types: frozenset[str]) -> str:
             kind = _type_of(value)
             is_whole = isinstance(value, float) and value.is_integer() and "integer" in wanted
             if kind in wanted or (kind == "integer" and "number" in wanted) or is_whole:
-                return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                written = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+                return written if _is_text(written) else json.dumps(value, separators=(",", ":"))
         except (ValueError, RecursionError):
             pass
     return json.dumps(text, ensure_ascii=False)
+
+
+def _is_text(written: str) -> bool:
+    """Whether it holds no half of a surrogate pair, which has to stay the escape that the model wrote."""
+    return written.isascii() or not any("\ud800" <= char <= "\udfff" for char in written)
 
 
 def _read(text: str) -> Any:
