@@ -140,8 +140,9 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     assert "engine.num_slots" in str(failure.value)
     with pytest.raises(ConfigError, match="8192 tokens each"):
         plan_cells(SHAPE, EngineSettings(context=8192, kv_mode="per_stream"))
-    with pytest.raises(ConfigError, match="needed are 5898240"):
-        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))
+    with pytest.raises(ConfigError, match=r"needed are 5898240: .* 256 tokens in a pool that they share") as failure:
+        plan_cells(SHAPE, EngineSettings(kv_budget_bytes=1000))  # fewer slots wouldn't help
+    assert str(failure.value).endswith("raise it or lower engine.context")
 
 
 @pytest.mark.parametrize(

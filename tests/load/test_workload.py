@@ -35,6 +35,22 @@ def test_a_prompt_is_as_long_as_was_asked(tokens, system, overhead, seed, has_sy
         assert ask == workload.conversation("a", number).ask()
 
 
+@given(
+    st.integers(1, 12), st.integers(0, 8), st.booleans(), st.sampled_from(["chat", "completions"]), st.integers(0, 9)
+)
+def test_a_prompt_that_cannot_be_so_short_is_not_said_to_be(tokens, overhead, has_system, endpoint, system):
+    vocabulary = Vocabulary(overhead=overhead, is_exact=True)
+    shape = Shape(fixed(tokens), fixed(5), system)
+    ask = Workload(shape, vocabulary, 0, endpoint=endpoint, has_system=has_system).ready().conversation("a", 0).ask()
+    sent = len(ask.body["prompt"].split()) if endpoint == "completions" else words(ask)
+    assert ask.input_tokens == sent + overhead
+
+
+def test_a_trace_may_begin_with_a_byte_order_mark():
+    (found,) = read_trace("t", [BOM_UTF8 + b'{"prompt": "x"}\r\n'])
+    assert found.body == {"prompt": "x"}
+
+
 def test_stages_and_numbers_never_share_a_text():
     workload = Workload(Shape(fixed(30), fixed(5)), Vocabulary()).ready()
     asks = [workload.conversation(stage, number).ask() for stage in "ab" for number in range(50)]

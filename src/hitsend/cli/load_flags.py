@@ -248,7 +248,7 @@ def _trace(given: Given) -> tuple[Recorded, ...]:
         return ()
     try:
         with given.trace.open("rb") as file:
-            return read_trace(f"flag --trace={given.trace}:", file, _endpoint(given.endpoint))
+            return read_trace(f"flag --trace={given.trace}", file, _endpoint(given.endpoint))
     except OSError as error:
         raise ConfigError(f"flag --trace={given.trace}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ what can't be used is refused with its line's number and the field; nothing is s
 """
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,8 @@ def read_trace(name: str, lines: Iterable[bytes], endpoint: Endpoint | None = No
     found: list[Recorded] = []
     wanted = endpoint and ("messages" if endpoint == "chat" else "prompt")
     for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)  # noqa: PLW2901  # editors on Windows put one there
         if line.strip():
             found.append(_line(f"{name} line {number}", line, wanted))
         if len(found) > MOST_REQUESTS:

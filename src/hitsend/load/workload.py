@@ -125,9 +125,10 @@ class Conversation:
 
     def _completion(self, tokens: int) -> tuple[dict[str, Any], int]:
         vocabulary, shared = self._workload.vocabulary, self._workload.shape.system
-        text = vocabulary.write(self._chance, tokens - vocabulary.overhead)
+        own = tokens - vocabulary.overhead
+        text = vocabulary.write(self._chance, own)
         text = f"{self._workload.shared} {text}" if shared else text
-        return {"prompt": text}, tokens + shared
+        return {"prompt": text}, tokens + shared + self._more_than(own)
 
     def _chat(self, answer: str | None, tokens: int) -> tuple[dict[str, Any], int | None]:
         if self._turn > 1:
@@ -143,15 +144,20 @@ class Conversation:
         for every request, where none is given, and a prefix cache would then compute less than was asked for."""
         vocabulary, shared = self._workload.vocabulary, self._workload.shape.system
         if not self._workload.has_system:
-            text = vocabulary.write(self._chance, tokens - vocabulary.overhead)
+            own = tokens - vocabulary.overhead
+            text = vocabulary.write(self._chance, own)
             text = f"{self._workload.shared} {text}" if shared else text
-            return [{"role": "user", "content": text}], tokens + shared
+            return [{"role": "user", "content": text}], tokens + shared + self._more_than(own)
         one = round(vocabulary.tokens_per_word)
         system = self._workload.shared or vocabulary.write(self._chance, one)
         rest = tokens - vocabulary.overhead - (0 if shared else one)
         user = vocabulary.write(self._chance, rest)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        return messages, tokens + shared
+        return messages, tokens + shared + self._more_than(rest)
+
+    def _more_than(self, tokens: int) -> int:
+        """Tokens over what was asked for: a prompt has a word, however much of it the template takes."""
+        return max(0, round(self._workload.vocabulary.tokens_per_word) - tokens)
 
     def _replay(self, recorded: Recorded) -> Ask:
         body = dict(recorded.body or {})

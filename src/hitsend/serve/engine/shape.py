@@ -187,13 +187,16 @@ def _head_bytes_per_cell(header: GgufHeader) -> int:
 
 
 def _too_small(shape: MemoryShape, settings: EngineSettings, wanted: int) -> str:
-    sharing = settings.num_slots if settings.kv_mode == "per_stream" else 1
+    is_own = settings.kv_mode == "per_stream"
+    sharing = settings.num_slots if is_own else 1
     need = sharing * wanted * shape.kv_bytes_per_cell + settings.num_slots * shape.state_bytes_per_slot
+    each = f"{wanted} tokens each" if is_own else f"{wanted} tokens in a pool that they share"
+    lower = "engine.num_slots or engine.context" if is_own or shape.state_bytes_per_slot else "engine.context"
     return (
         f"engine.kv_budget_bytes is {settings.kv_budget_bytes}, needed are {need}: {settings.num_slots} slots "
-        f"(engine.num_slots), {wanted} tokens each, {shape.kv_bytes_per_cell} bytes a token and "
+        f"(engine.num_slots), {each}, {shape.kv_bytes_per_cell} bytes a token and "
         f"{shape.state_bytes_per_slot} bytes of state a slot in mode {settings.kv_mode}; "
-        "raise it or lower engine.num_slots or engine.context"
+        f"raise it or lower {lower}"
     )
 
 
