@@ -78,15 +78,17 @@ load: setup ## load the server on 127.0.0.1:8000, or one started for it (ARGS="-
 check: dev ## lint, format, types, import contracts, sizes, docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
-	@$(BIN)/pytest -q -n 0 tests/architecture
+	@$(BIN)/mypy & types=$$!; \
+		$(BIN)/lint-imports && $(BIN)/pytest -q -n 0 tests/architecture; rest=$$?; \
+		wait $$types && exit $$rest
 
-# the slow ones wait for sockets, processes and clocks half of their time: three at a time on two cores
+# tests/architecture was in check. The slow ones wait for sockets, processes and clocks half of their time: three at a time
+# on two cores. Those with the real model compute, but starts, clients and browsers leave a core idle: two at a time, each
+# file in one process, because its tests share a server.
 test: check ## everything CI runs
-	@$(BIN)/pytest -q
+	@$(BIN)/pytest -q --ignore tests/architecture
 	@$(BIN)/pytest -q -n 3 -m "slow and not (model or client)"
-	@$(BIN)/pytest -q -n 0 -m "model or client"
+	@$(BIN)/pytest -q -n 2 --dist loadfile -m "model or client"
 
 # clients too heavy for the lock of the tests; their versions get along with each other, not with ours
 .venv-clients/.installed: $(VENV)/.python tests/clients/requirements-extra.txt

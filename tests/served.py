@@ -20,8 +20,14 @@ START_S = 60
 T = TypeVar("T")
 
 
-TIMES = 20 if os.environ.get("HITSEND_DRILL") else 8
-"""How often what may go wrong is made to: in full by `make drill`."""
+IS_DRILL = bool(os.environ.get("HITSEND_DRILL"))
+"""Whether `make drill` asks: then the journeys' counts are the full ones."""
+
+TIMES = 20 if IS_DRILL else 8
+"""How often what may go wrong is made to."""
+
+MANY = 500 if IS_DRILL else 200
+"""Requests at once that race for a limit."""
 
 
 class Served:

@@ -34,7 +34,7 @@ async def crashes(name: str, at: Launcher, new_url: Callable[[], str], times: in
     faults = 0
     for point in POINTS:
         begun = time.monotonic()
-        tally = await crash(at, await asyncio.to_thread(new_url), point, times)
+        tally = await crash(at, await asyncio.to_thread(new_url), [point] * times)
         show(name, point, tally, time.monotonic() - begun)
         faults += len(tally.faults)
     return faults
@@ -59,7 +59,7 @@ async def with_a_model(at: Launcher, folder: Path, times: int) -> int:
     faults = 0
     for point in WITH_A_MODEL:
         begun = time.monotonic()
-        tally = await crash(at, database_url(None, folder / point.replace(" ", "-")), point, times, real=True)
+        tally = await crash(at, database_url(None, folder / point.replace(" ", "-")), [point] * times, real=True)
         show("SQLite, bundled model", point, tally, time.monotonic() - begun)
         faults += len(tally.faults)
     return faults

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,13 +141,13 @@ async def ledger(url: str) -> tuple[list[Any], int]:
     return list(rows), holds
 
 
-async def crash(at: Launcher, url: str, point: str, times: int, *, real: bool = False) -> Tally:
-    """Die there so many times, on one ledger; then count."""
+async def crash(at: Launcher, url: str, points: Sequence[str], *, real: bool = False) -> Tally:
+    """Die at each of these points in turn, on one ledger; then count."""
     tally = Tally()
     expected: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory(prefix="hitsend-drill-") as data:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30)) as session:
-            for life in range(times):
+            for life, point in enumerate(points):
                 pid, port = await at.start(url, data, point, real=real)
                 whole, doomed = f"whole-{life}", f"doomed-{life}"
                 if not await ask(session, port, whole):

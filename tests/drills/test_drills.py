@@ -25,14 +25,14 @@ def durable():
 async def test_killed_at_every_point_on_sqlite(tmp_path):
     async with launcher() as at:
         for number, point in enumerate(POINTS):
-            tally = await crash(at, database_url(None, tmp_path / str(number)), point, 2)
+            tally = await crash(at, database_url(None, tmp_path / str(number)), [point] * 2)
             assert (tally.faults, tally.lives) == ([], 2), point
 
 
 async def test_killed_at_every_point_on_postgresql(durable):
     async with launcher() as at:
         for point in POINTS:
-            tally = await crash(at, await asyncio.to_thread(durable.make), point, 1)
+            tally = await crash(at, await asyncio.to_thread(durable.make), [point])
             assert (tally.faults, tally.lives) == ([], 1), point
 
 
@@ -62,9 +62,9 @@ async def test_postgresql_shut_down_at_once_while_requests_settle(durable):
 @pytest.mark.model
 async def test_killed_with_the_real_model(tmp_path):
     async with launcher() as at:
-        for number, point in enumerate(("hold durable", "mid-stream", "settlement uncommitted", "response sent")):
-            tally = await crash(at, database_url(None, tmp_path / str(number)), point, 1, real=True)
-            assert (tally.faults, tally.lives) == ([], 1), point
+        points = ("hold durable", "mid-stream", "settlement uncommitted", "response sent")
+        tally = await crash(at, database_url(None, tmp_path), points, real=True)
+        assert (tally.faults, tally.lives) == ([], len(points))
 
 
 ROW = {"request_id": "a", "hold_id": "h", "reason": BILLED, "prompt_tokens": 12, "completion_tokens": 28}

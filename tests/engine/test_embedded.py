@@ -218,8 +218,8 @@ async def test_a_full_queue_makes_room_for_another_tenant(engine_of: Callable[..
             assert len(ids(await collect(generation))) == 100
 
 
-NUM_DEATHS = 5
-"""Twenty are died behind a whole server: `journeys/test_kills.py`."""
+NUM_DEATHS = 3
+"""More are died behind a whole server: `journeys/test_kills.py`."""
 
 
 async def test_a_killed_child_fails_its_jobs_once_and_is_replaced(

@@ -19,7 +19,7 @@ from tests.access.valkey_server import valkey_server
 from tests.edge import Call, FakeAuth
 from tests.journeys.test_kills import TALKATIVE
 from tests.journeys.test_workers import ask_many, make_key
-from tests.served import serving, until
+from tests.served import MANY, serving, until
 
 pytestmark = pytest.mark.model
 
@@ -60,7 +60,7 @@ async def test_a_url_that_can_be_no_server_is_said_at_the_start(tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_of_500_requests_to_three_servers_never_more_pass_than_fit(tmp_path: Path) -> None:
+async def test_of_many_requests_to_three_servers_never_more_pass_than_fit(tmp_path: Path) -> None:
     """Three processes of `hitsend serve`, one ledger, one Valkey: a budget admits what it would admit in one."""
     config = tmp_path / "hitsend.toml"
     config.write_text('[[prices]]\nmodel = "*"\ninput = 1.0\noutput = 1.0\n')
@@ -77,10 +77,10 @@ async def test_of_500_requests_to_three_servers_never_more_pass_than_fit(tmp_pat
         admitted = 25
         key = make_key(data, "--name", "n", "--role", "admin", "--usd-day", f"{admitted * (prompt + 2) / 1e6:.6f}")
         await asyncio.sleep(2.5)  # every server reads keys again within two seconds
-        shares = zip((first, *others), (168, 166, 166), strict=True)
+        shares = zip((first, *others), (MANY - 2 * (MANY // 3), MANY // 3, MANY // 3), strict=True)
         asked = [ask_many(one.url, key, number, max_tokens=2, logit_bias=TALKATIVE) for one, number in shares]
         statuses = sum(await asyncio.gather(*asked), Counter())
-        assert statuses == {200: admitted, 429: 500 - admitted}
+        assert statuses == {200: admitted, 429: MANY - admitted}
         for server in (first, *others):
             look = partial(server.get, "/inspect/state", key)
             state = until(look, lambda now: not (now["holds_open"] or now["quota_holds_open"]))

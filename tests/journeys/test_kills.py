@@ -44,10 +44,10 @@ def holds(data: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM holds").fetchone()[0])
 
 
-def open_stream(served: Served, request_id: str) -> Any:
+def open_stream(served: Served, request_id: str, max_tokens: int = 900) -> Any:
     """A stream that won't end by itself for a while, read up to its first text."""
     body = {"model": served.model, "messages": [{"role": "user", "content": "Tell a story."}], "stream": True}
-    raw = json.dumps(body | {"max_tokens": 900, "logit_bias": TALKATIVE}).encode()
+    raw = json.dumps(body | {"max_tokens": max_tokens, "logit_bias": TALKATIVE}).encode()
     headers = {"content-type": "application/json", "x-request-id": request_id}
     answer = urllib.request.urlopen(
         urllib.request.Request(served.url + "/v1/chat/completions", raw, headers), timeout=60
@@ -140,7 +140,7 @@ def test_a_stop_signal_lets_short_answers_end_and_settles_those_it_cuts_off(tmp_
 
 def test_a_stopped_engine_turns_health_red_and_waking_it_turns_it_green(served: Served) -> None:
     pid = served.state()["engine"]["pid"]
-    stream = open_stream(served, "stopped-1")
+    stream = open_stream(served, "stopped-1", 300)
     os.kill(pid, signal.SIGSTOP)
     try:
         assert until(lambda: _status(served, "/healthz"), lambda status: status == 503, 12) == 503

@@ -1,4 +1,4 @@
-"""200 seeded prompts, each once streamed and once whole: the answers are the same, every stream keeps to the grammar.
+"""Seeded prompts, each once streamed and once whole: the answers are the same, every stream keeps to the grammar.
 
 One real server with the bundled model under a template that can open thoughts, several requests at once. Only ids,
 instants and the way of a call's text (dictionary or string) may differ.
@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from hitsend.testing import check_messages_stream, check_responses_stream, check_stream
-from tests.served import Served, serving
+from tests.served import IS_DRILL, Served, serving
 from tests.stream.completion_grammar import check_completion_stream
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 SEED = 20_261_129
+COUNTS = (110, 40, 26, 24) if IS_DRILL else (50, 14, 12, 12)
+"""Of chats, completions, responses and messages: with either, every kind of each is there."""
+
 AT_ONCE = 8
 # The examples make the small model close the thoughts that the template opened.
 TEMPLATE = """\
@@ -210,8 +213,8 @@ def message_case(chance: random.Random, number: int) -> Case:
 
 def cases() -> list[Case]:
     chance = random.Random(SEED)
-    makers = [(chat_case, 110), (completion_case, 40), (response_case, 26), (message_case, 24)]
-    found = [make(chance, number) for make, count in makers for number in range(count)]
+    makers = (chat_case, completion_case, response_case, message_case)
+    found = [make(chance, number) for make, count in zip(makers, COUNTS, strict=True) for number in range(count)]
     chance.shuffle(found)
     return found
 
@@ -261,7 +264,7 @@ def test_streamed_and_whole_say_the_same(thinking: Served) -> None:
     every = cases()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         pairs = list(pool.map(both, every))
-    assert len(every) == 200
+    assert len(every) == sum(COUNTS)
     for case, (stream, whole) in zip(every, pairs, strict=True):
         assert stream == whole, case
     state = thinking.wait_idle()

@@ -7,10 +7,9 @@ spell one). Next: `llama_decoder.py`.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hitsend.core.errors import ConfigError
 from hitsend.serve.engine.libllama import CONTROL, USER_DEFINED, Library, address_of, override_bool
@@ -33,7 +32,8 @@ class Vocabulary:
         self.bos: int | None = bos if bos >= 0 else None
         self.eos: int | None = eos if eos >= 0 else None
         self.add_bos: bool = library.llama_vocab_get_add_bos(self._handle)
-        self._attributes = [library.llama_vocab_get_attr(self._handle, i) for i in range(self.num_tokens)]
+        attribute = library.llama_vocab_get_attr
+        self._attributes = [attribute(self._handle, i) for i in range(self.num_tokens)]
         self.control: frozenset[int] = self.with_attribute(CONTROL)
         self.user_defined: frozenset[int] = self.with_attribute(USER_DEFINED)
         self._token_bytes: tuple[bytes, ...] = ()
@@ -64,17 +64,19 @@ class Vocabulary:
         return [int(i) for i in ids[:count].tolist()]
 
     def token_bytes(self) -> tuple[bytes, ...]:
-        """What each id stands for, control tokens spelled out. Takes about 2 microseconds an id, the first time."""
+        """What each id stands for, control tokens spelled out. Takes about a microsecond an id, the first time."""
         if not self._token_bytes:
-            buffer = np.empty(_PIECE_BYTES, np.uint8)
-            self._token_bytes = tuple(self._piece(i, buffer) for i in range(self.num_tokens))
+            self._token_bytes = self._pieces(range(self.num_tokens), _PIECE_BYTES)
         return self._token_bytes
 
-    def _piece(self, token: int, buffer: NDArray[np.uint8]) -> bytes:
-        length: int = self._library.llama_token_to_piece(self._handle, token, buffer.ctypes.data, len(buffer), 0, True)
-        if length < 0:
-            return self._piece(token, np.empty(-length, np.uint8))
-        return buffer[:length].tobytes()
+    def _pieces(self, tokens: Iterable[int], room: int) -> tuple[bytes, ...]:
+        # the function and the address are looked up once: that alone is most of what an id costs
+        piece, buffer = self._library.llama_token_to_piece, np.empty(room, np.uint8)
+        view, address, found = buffer.data, buffer.ctypes.data, []
+        for token in tokens:
+            length: int = piece(self._handle, token, address, room, 0, True)
+            found.append(bytes(view[:length]) if length >= 0 else self._pieces((token,), -length)[0])
+        return tuple(found)
 
 
 class LoadedModel:
