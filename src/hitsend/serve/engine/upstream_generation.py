@@ -206,8 +206,7 @@ class OpenAIGeneration:
         """Wait for what is billed where the upstream tells nothing; else nobody needs it any more."""
         if self._counting is None or self._counting.done():
             return
-        usage = self._reader.usage
-        if not self._has_reached or (usage is not None and usage.prompt_tokens):
+        if not self._has_reached or (self._reader.usage or Usage()).prompt_tokens:
             self._counting.cancel()
         await asyncio.wait({self._counting})
 
