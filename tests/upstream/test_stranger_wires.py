@@ -29,6 +29,7 @@ def test_who_called_nothing_ends_with_stop():
         ("MAX_TOKENS", "length"),
         ("SAFETY", "content_filter"),
         ("sensitive", "content_filter"),
+        ("content-filter", "content_filter"),
         ("refusal", "content_filter"),
         ("repetition", "length"),
         ("model_context_window_exceeded", "length"),

@@ -270,7 +270,7 @@ class ChunkReader:
 
 
 def _known(said: str) -> FinishReason | None:
-    word = said.lower()
+    word = said.lower().replace("-", "_")
     if word in BROKE:
         raise UpstreamSaid
     if word not in ENDS:
