@@ -15,7 +15,7 @@ async def both(call):
     else:
         await call.start()
         await call.say("Hello!")
-        await call.finish(usage={"prompt_tokens": 1_000_000, "completion_tokens": 0})
+        await call.finish(usage={"prompt_tokens": 999_998, "completion_tokens": 1})
 
 
 @pytest.mark.slow  # a server

@@ -1,5 +1,7 @@
 """How servers that call themselves compatible refuse: read for what they mean, shown without their words."""
 
+import json
+
 import pytest
 
 from hitsend.serve.engine.refusals import LacksModel
@@ -146,3 +148,42 @@ async def test_no_credit_is_no_limit_that_waiting_helps_against(mock, status, er
         assert found.code == ("rate_limit_exceeded" if has_credit else "engine_unavailable")
         assert ("no credit left" in found.message, engine.replicas.is_ready) == (not has_credit, has_credit)
         assert len(mock.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ({"code": 429, "message": "slow down"}, "rate_limit_exceeded"),
+        ({"code": "Throttling", "message": "slow down"}, "engine_unavailable"),
+        ({"code": 400, "message": "prompt is too long", "data": None}, "context_length_exceeded"),
+        ({"code": 200, "message": "ok", "data": {}}, "engine_failed"),
+        ({"message": "hello"}, "engine_failed"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_a_code_and_a_message_with_nothing_around_them_are_an_error(mock, said, code, kind):
+    async def script(call):
+        await call.start(kind=kind)
+        if kind == "application/json":
+            await call.raw(json.dumps(said).encode())
+        else:
+            await call.raw(b"event: error\n")
+            await call.event(said)
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url, retry_share=0.0)) as engine:
+        found = await ask(engine)
+    assert (found.error.code, found.produced.usage.total_tokens) == (code, 0)
+
+
+async def test_in_the_middle_of_an_answer_they_are_one_too(mock):
+    async def script(call):
+        await call.start()
+        await call.say("Hel")
+        await call.event({"code": 500, "message": "broke"})
+        await call.finish()
+
+    mock.script = script
+    async with engine_of(UpstreamSettings(**SETTINGS, base_url=mock.url)) as engine:
+        found = await ask(engine)
+    assert (found.text, found.reasons, found.error.code) == ("Hel", [], "engine_failed")

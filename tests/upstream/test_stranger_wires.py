@@ -33,6 +33,7 @@ def test_who_called_nothing_ends_with_stop():
         ("repetition", "length"),
         ("SAFETY", "content_filter"),
         ("sensitive", "content_filter"),
+        ("content-filter", "content_filter"),
         ("refusal", "content_filter"),
     ],
 )

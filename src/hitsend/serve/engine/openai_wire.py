@@ -209,7 +209,7 @@ class ChunkReader:
         return mended_chunk(_document)
 
     def _take(self, chunk: ChunkIn, deltas: list[Delta]) -> None:
-        is_error = chunk.error or chunk.object == "error"
+        is_error = chunk.is_error
         for choice in () if is_error else chunk.choices or ():
             index = choice.index or 0
             if not 0 <= index < len(self.counts):
@@ -226,7 +226,7 @@ class ChunkReader:
             self._saids = ((said, sum(self.counts)), *self._saids[:1])
         if is_error:
             is_apart = not chunk.error or isinstance(chunk.error, str)  # vLLM's older form, TGI's
-            own = {"code": chunk.code, "type": chunk.type or chunk.error_type, "message": chunk.error}
+            own = {"code": chunk.code, "type": chunk.type or chunk.error_type, "message": chunk.error or chunk.message}
             raise UpstreamSaid(own if is_apart else chunk.error)
 
     def _choice(self, index: int, choice: ChoiceIn, deltas: list[Delta]) -> None:
@@ -290,7 +290,7 @@ class ChunkReader:
 
 
 def _known(said: str) -> FinishReason | None:
-    word = said.lower()
+    word = said.lower().replace("-", "_")
     if word in BROKE:
         raise UpstreamSaid
     if word not in ENDS:

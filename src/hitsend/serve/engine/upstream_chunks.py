@@ -65,6 +65,10 @@ class ChoiceIn(_In, frozen=True, gc=False):
         return found if isinstance(found, str) and self.finish_reason == "stop" else None
 
 
+_FINE = (200, "0", "200", "success")
+"""Codes of answers that are wrapped, but none of an error."""
+
+
 class ChunkIn(_In, frozen=True, gc=False):
     """One event."""
 
@@ -75,4 +79,11 @@ class ChunkIn(_In, frozen=True, gc=False):
     code: Any = None
     type: Any = None
     error_type: Any = None
+    message: Any = None
     prompt_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """By an `error`, as vLLM's older form has it, or by a code and a message with nothing beside them."""
+        is_bare = not self.choices and self.usage is None and self.message and self.code
+        return bool(self.error or self.object == "error" or (is_bare and self.code not in _FINE))
