@@ -7,7 +7,7 @@ spell one). Next: `llama_decoder.py`.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ class Vocabulary:
         self._attributes = [library.llama_vocab_get_attr(self._handle, i) for i in range(self.num_tokens)]
         self.control: frozenset[int] = self.with_attribute(CONTROL)
         self.user_defined: frozenset[int] = self.with_attribute(USER_DEFINED)
-        self._token_bytes: tuple[bytes, ...] = ()
         is_eog = library.llama_vocab_is_eog
         self.eog: frozenset[int] = frozenset(i for i in range(self.num_tokens) if is_eog(self._handle, i))
 
@@ -64,11 +63,9 @@ class Vocabulary:
         return [int(i) for i in ids[:count].tolist()]
 
     def token_bytes(self) -> tuple[bytes, ...]:
-        """What each id stands for, control tokens spelled out. Takes about 2 microseconds an id, the first time."""
-        if not self._token_bytes:
-            buffer = np.empty(_PIECE_BYTES, np.uint8)
-            self._token_bytes = tuple(self._piece(i, buffer) for i in range(self.num_tokens))
-        return self._token_bytes
+        """What each id stands for, control tokens spelled out. Takes about 2 microseconds an id: ask once."""
+        buffer = np.empty(_PIECE_BYTES, np.uint8)
+        return tuple(self._piece(i, buffer) for i in range(self.num_tokens))
 
     def _piece(self, token: int, buffer: NDArray[np.uint8]) -> bytes:
         length: int = self._library.llama_token_to_piece(self._handle, token, buffer.ctypes.data, len(buffer), 0, True)
@@ -116,14 +113,14 @@ class LoadedModel:
         template: bytes | None = self.library.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
-    def words_id(self) -> str:
+    def words_id(self, token_bytes: Sequence[bytes]) -> str:
         """The same for files whose ids mean the same and whose prompts look the same: processes that load one file at
-        different times see by it whether it was another one."""
+        different times see by it whether it was another one. `token_bytes` are the vocabulary's."""
         words, digest = self.vocabulary, hashlib.blake2b(digest_size=16)
         kinds = [sorted(kind) for kind in (words.control, words.user_defined, words.eog)]
         for part in (repr((words.bos, words.eos, words.add_bos, kinds)), self.chat_template or ""):
             digest.update(part.encode() + b"\0")
-        for token in words.token_bytes():
+        for token in token_bytes:
             digest.update(len(token).to_bytes(4) + token)
         return digest.hexdigest()
 
