@@ -226,6 +226,15 @@ async def test_the_queue_and_the_number_of_open_requests_are_bounded():
             await each.aclose()
 
 
+async def test_a_model_whose_file_is_another_than_its_prompts_were_read_by_is_not_used():
+    async with house("a") as rooms:
+        rooms["a"].words = "other words"
+        with pytest.raises(EngineUnavailable, match="could not be loaded"):
+            await ending(rooms["a"].generate(job("r")))
+        assert rooms.line("a").is_stopped
+        assert rooms.pool.state()["memory_used_bytes"] == 0
+
+
 async def test_a_model_that_cannot_be_loaded_fails_its_jobs_and_is_tried_again_later():
     async with house("a", "b") as rooms:
         rooms.gates["a"] = ConfigError("broken")

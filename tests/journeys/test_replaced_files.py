@@ -48,9 +48,9 @@ def log(served: Served, start: int = 0) -> str:
     return (served.data / "server.log").read_text()[start:]
 
 
-def ask(served: Served, model: str) -> tuple[int, Any]:
+def ask(served: Served) -> tuple[int, Any]:
     body = {"messages": [{"role": "user", "content": "salt"}], "max_tokens": 8, "temperature": 0}
-    status, answer, _ = served.post("/v1/chat/completions", {"model": model} | body)
+    status, answer, _ = served.post("/v1/chat/completions", {"model": served.model} | body)
     return status, answer["choices"][0]["message"]["content"] if status == 200 else answer["error"]["code"]
 
 
@@ -59,21 +59,18 @@ def test_a_file_that_is_another_now_is_not_served_by_halves(tmp_path: Path) -> N
     hybrid.TinyDense(first, bundled(), layers=1)
     Renamed(second, bundled(), layers=1)
     replace(file, first)
-    (tmp_path / "my.toml").write_text(f'[[engines]]\nkind="embedded"\nname="b"\nmodel="{file}"\naliases=["b"]\n')
-    with serving("--model", str(file), "--config", str(tmp_path / "my.toml"), *SMALL) as served:
-        before = ask(served, "live")
+    with serving("--model", str(file), *SMALL) as served:
+        before = ask(served)
         assert before[0] == 200
         replace(file, second)
-        assert ask(served, "live") == before  # nobody looks at the new one yet
-        assert ask(served, "b") == (502, "engine_unavailable")  # its words were read before, its weights would be new
+        assert ask(served) == before  # nobody looks at the new one yet
         for module in ("text_worker", "engine.worker"):
             said = len(log(served))
             end(served, module)
             assert "another file than when" in until(partial(log, served, said), lambda more: "another" in more)
-            assert ask(served, "live") == (502, "engine_unavailable")
+            assert ask(served) == (502, "engine_unavailable")
         replace(file, first)
-        assert until(lambda: ask(served, "live"), lambda got: got == before) == before
-        assert until(lambda: ask(served, "b"), lambda got: got == before) == before
+        assert until(lambda: ask(served), lambda got: got == before) == before
         pid = served.state()["engine"]["pid"]
         with file.open("r+b") as writer:  # it is mapped: what is written now is what the engine would compute with
             writer.seek(-64, 2)

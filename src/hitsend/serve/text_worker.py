@@ -118,7 +118,7 @@ class TextWorker:
         read_header(order.model_path)
         model = LoadedModel(open_library(order.libllama), order.model_path, vocab_only=True, adds_space_prefix=False)
         table = read_vocabulary(model)
-        self.metadata, self._words = model.metadata, model.words_id()
+        self.metadata, self._words = model.metadata, model.words_id(table.token_bytes)
         words = model.vocabulary
         self._tokenizer = VocabularyTokenizer(table, lambda text: words.tokenize(text.encode()))
         source = order.template if order.template is not None else model.chat_template

@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hitsend.core.clock import Clock
@@ -78,9 +79,9 @@ def load(config: WorkerConfig, clock: Clock) -> tuple[LlamaDecoder, EngineFacts,
         speculation=speculation,
         speculation_reason=why_not,
         unmet=(*unmet(settings, Known(header, shape, plan, num_cores())), *undrafted(settings, why_not)),
-        words=model.words_id(),
+        words=model.words_id(table := model.vocabulary.token_bytes()),
     )
-    return decoder, facts, compiler_for(model)
+    return decoder, facts, compiler_for(model, table)
 
 
 def _check_decodes(model: LoadedModel, header: GgufHeader, path: str) -> None:
@@ -115,11 +116,11 @@ def limits_of(settings: EngineSettings, *, has_blas: bool) -> LoopLimits:
     )
 
 
-def compiler_for(model: LoadedModel) -> Compiler:
-    """Grammars over this model's words."""
+def compiler_for(model: LoadedModel, token_bytes: Sequence[bytes]) -> Compiler:
+    """Grammars over this model's words, which `token_bytes` are."""
     words = model.vocabulary
     control = words.control | words.with_attribute(UNKNOWN)
-    return Compiler(words.token_bytes(), control, words.eog, words.tokenize)
+    return Compiler(token_bytes, control, words.eog, words.tokenize)
 
 
 def num_cores() -> int:

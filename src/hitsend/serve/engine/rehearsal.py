@@ -149,7 +149,7 @@ def _rehearsed(path: str, plan: CellPlan, settings: EngineSettings, library: Lib
     buffers = sum(map(float, _COMPUTE.findall(said))) - sum(map(float, _STATE.findall(said)))
     logits = plan.num_slots * model.vocabulary.num_tokens * _LOGIT_BYTES * _LOGIT_ROWS
     copies = _copies(path) if _REPACKS in said else 0
-    return _Rehearsed(int(buffers * _MIB) + logits, copies, compiler_for(model))
+    return _Rehearsed(int(buffers * _MIB) + logits, copies, compiler_for(model, model.vocabulary.token_bytes()))
 
 
 def _copies(path: str) -> int:

@@ -7,7 +7,7 @@ spell one). Next: `llama_decoder.py`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,6 @@ class Vocabulary:
         self._attributes = [attribute(self._handle, i) for i in range(self.num_tokens)]
         self.control: frozenset[int] = self.with_attribute(CONTROL)
         self.user_defined: frozenset[int] = self.with_attribute(USER_DEFINED)
-        self._token_bytes: tuple[bytes, ...] = ()
         is_eog = library.llama_vocab_is_eog
         self.eog: frozenset[int] = frozenset(i for i in range(self.num_tokens) if is_eog(self._handle, i))
 
@@ -64,10 +63,8 @@ class Vocabulary:
         return [int(i) for i in ids[:count].tolist()]
 
     def token_bytes(self) -> tuple[bytes, ...]:
-        """What each id stands for, control tokens spelled out. Takes about a microsecond an id, the first time."""
-        if not self._token_bytes:
-            self._token_bytes = self._pieces(range(self.num_tokens), _PIECE_BYTES)
-        return self._token_bytes
+        """What each id stands for, control tokens spelled out. Takes about a microsecond an id: ask once."""
+        return self._pieces(range(self.num_tokens), _PIECE_BYTES)
 
     def _pieces(self, tokens: Iterable[int], room: int) -> tuple[bytes, ...]:
         # the function and the address are looked up once: that alone is most of what an id costs
@@ -118,14 +115,14 @@ class LoadedModel:
         template: bytes | None = self.library.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
-    def words_id(self) -> str:
+    def words_id(self, token_bytes: Sequence[bytes]) -> str:
         """The same for files whose ids mean the same and whose prompts look the same: processes that load one file at
-        different times see by it whether it was another one."""
+        different times see by it whether it was another one. `token_bytes` are the vocabulary's."""
         words, digest = self.vocabulary, hashlib.blake2b(digest_size=16)
         kinds = [sorted(kind) for kind in (words.control, words.user_defined, words.eog)]
         for part in (repr((words.bos, words.eos, words.add_bos, kinds)), self.chat_template or ""):
             digest.update(part.encode() + b"\0")
-        for token in words.token_bytes():
+        for token in token_bytes:
             digest.update(len(token).to_bytes(4) + token)
         return digest.hexdigest()
 
