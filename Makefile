@@ -207,7 +207,7 @@ bench-speculation: dev ## drafts from a sequence's own text: what they gain wher
 	@$(BIN)/python -m bench.speculation $(ARGS)
 
 drill: dev ## break it on purpose: kill children and server, disconnect everywhere, count what leaks
-	@HITSEND_DRILL=1 $(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py
+	@HITSEND_DRILL=1 $(BIN)/pytest -q -n 0 -m "" tests/journeys tests/usage/test_crash.py tests/access/test_book.py tests/api/test_schemathesis.py
 	@$(BIN)/python -m tests.drills $(ARGS)
 
 drill-diagnose: dev ## make bottlenecks on purpose, and see whether hitsend diagnose names them (ARGS="--only tiny-kv")

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 IS_DRILL = bool(os.environ.get("HITSEND_DRILL"))
-"""Whether `make drill` asks: then the journeys' counts are the full ones."""
+"""Whether `make drill` asks: then counts are the full ones."""
 
 TIMES = 20 if IS_DRILL else 8
 """How often what may go wrong is made to."""

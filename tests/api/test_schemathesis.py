@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.edge import LOCAL, Edge
+from tests.served import IS_DRILL
 
 schemathesis = pytest.importorskip("schemathesis", reason="NO SCHEMATHESIS: THE DOCUMENT IS CHECKED BY OUR TESTS ONLY")
 
@@ -36,6 +37,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app).exclude(path="/ins
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40 if IS_DRILL else 20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_server_does_what_its_document_says(case):
     case.call_and_validate(checks=[getattr(schemathesis.checks, name) for name in CHECKS])
