@@ -116,7 +116,7 @@ async def test_what_cannot_be_started_stops_the_start(tmp_path):
         ({"serve_command": (str(tmp_path / "none"),)}, "can't be started"),
         ({"serve_command": (sys.executable, "-c", "raise SystemExit(3)")}, "status 3"),
         ({"base_url": "http://192.0.2.1:8000"}, "this machine"),
-        ({"base_urls": ("http://127.0.0.1:1", "http://127.0.0.1:2")}, "this machine"),
+        ({"base_url": "", "base_urls": ("http://127.0.0.1:1", "http://127.0.0.1:2")}, "this machine"),
     ):
         with pytest.raises(ConfigError, match=words):
             async with running(tree(tmp_path, **fields)):
