@@ -77,7 +77,7 @@ async def test_32_mixed_requests_all_finish(engine):
 
 async def test_what_is_predicted_is_what_is_loaded(engine, model_path, files):
     (sized,) = await sizes([WorkerConfig("m", model_path, SMALL, files)])
-    only_when_loaded = {"metadata", "cache_secret", "speculation", "speculation_reason"}
+    only_when_loaded = {"metadata", "cache_secret", "speculation", "speculation_reason", "words"}
     fields = [name for name in engine.facts.__struct_fields__ if name not in only_when_loaded]
     found = {name: getattr(engine.facts, name) for name in fields}
     predicted = {name: getattr(sized.facts, name) for name in found}

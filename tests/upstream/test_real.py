@@ -26,6 +26,7 @@ from tests.served import free_port
 from tests.upstream.conftest import PRICES, Gateway
 from tests.upstream.contract import THINK, gives_ids, keeps_all_of_it, keeps_the_contract, said
 from tests.upstream.test_check import hitsend
+from tests.upstream.test_limits import grant
 
 HERE = Path(__file__).parent
 VLLM, COMMAND, MODEL = map(
@@ -279,6 +280,9 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.mark.model
 async def test_another_hitsend_counts_its_prompts_and_where_it_does_not_the_bound_holds(tmp_path):
+    for place in ("middle", "front"):  # a limit, so that prompts are counted before they are sent
+        (tmp_path / place).mkdir()
+        await grant(tmp_path / place, tokens_per_request=1_000_000)
     async with in_front_of(tmp_path / "back", model="smollm2-135m") as back:
         url = f"{back.url}/v1"
         near = UpstreamSettings(name="near", server="hitsend", base_url=url, models={"near": "here"}, prices=PRICES)
