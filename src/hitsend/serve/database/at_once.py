@@ -26,8 +26,13 @@ class AtOnce:
     def run(self, statement: str, values: Sequence[Any]) -> bool | None:
         """Whether it wrote a row; durable as what `may_lag`, see `Database.write`."""
         try:
-            has_written: bool = self._opened().execute(statement, values).rowcount == 1
+            connection = self._opened()
+            connection.execute("BEGIN IMMEDIATE")
+            has_written: bool = connection.execute(statement, values).rowcount == 1
+            connection.execute("COMMIT")
         except (sqlite3.Error, SQLAlchemyError, ValueError, OverflowError):  # the writer meets it again, and says so
+            if self._taken is not None and self._driver.in_transaction:
+                self.close()
             return None
         return has_written
 
