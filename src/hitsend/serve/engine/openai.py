@@ -1,10 +1,10 @@
 """Servers that speak OpenAI's chat API, or nearly, as an engine: takes messages, gives text.
 
 Enters: jobs with a chat. Leaves: generations whose `Delta`s are the upstream's own words. Always true: no task per
-request, but for a hedge; a request is repeated at most once, only while nothing of an answer had come, and within the
-retry budget; a stream that ends before every choice did is an error, never a stop; what is billed is the upstream's
-usage, else our count, flagged; what the kinds of upstreams differ in is data (`profiles.py`). Next:
-`upstream_generation.py`.
+request, but for a hedge and a count beside its work; a request is repeated at most once, only while nothing of an
+answer had come, and within the retry budget; a stream that ends before every choice did is an error, never a stop; what
+is billed is the upstream's usage, else our count, flagged; what the kinds of upstreams differ in is data
+(`profiles.py`). Next: `upstream_generation.py`.
 
     what happened upstream                      what the caller gets                  breaker   tried again
     can't be reached, closed unanswered         502 engine_unavailable                failed    yes

@@ -7,7 +7,6 @@ affinities are made from the caller with a secret, so that no client can choose 
 """
 
 import hmac
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ def encode_body(request: Request, max_tokens: int, terms: Terms) -> bytes:
     if terms.sends_priority:
         body["priority"] = request.served_tier
     if profile.salt_field is not None:
-        body[profile.salt_field] = _cache_salt(terms.salt, request.principal.tenant, request.cache_salt)
+        body[profile.salt_field] = _mac(terms.salt, b"cache", [list(request.principal.tenant), request.cache_salt])
     fields = asked(request, names_tool=profile.names_tool)
     if is_forced(request, terms):  # the tools are in its prompt all the same
         form = calls_format(fields["tools"], is_parallel=request.parallel_tool_calls)
@@ -165,11 +164,6 @@ def _thinks(request: Request, terms: Terms) -> bool | None:
     if not terms.is_thinking_off or not any(name in model for name in terms.profile.thinking_models):
         return None
     return bool(request.thinking_token_budget) if effort is None else effort != "none"
-
-
-@lru_cache(maxsize=1024)
-def _cache_salt(salt: bytes, tenant: tuple[str, ...], own: str | None) -> str:
-    return _mac(salt, b"cache", [list(tenant), own])
 
 
 def _mac(salt: bytes, purpose: bytes, facts: Any) -> str:
