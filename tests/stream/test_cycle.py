@@ -14,10 +14,11 @@ class Wire:
     """Keeps what is written."""
 
     def __init__(self):
-        self.data = b""
+        self.data, self.num_writes = b"", 0
 
     def write(self, data):
         self.data += data
+        self.num_writes += 1
 
     def close(self):
         self.data += b"<closed>"
@@ -63,3 +64,42 @@ async def test_a_value_with_a_control_character_is_never_written(value):
     with pytest.raises(RuntimeError, match="control character"):
         await cycle.send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", value)]})
     assert wire.data == b""
+
+
+async def started_cycle():
+    cycle, wire = cycle_of(Cycle)
+    await cycle.send({"type": "http.response.start", "status": 200, "headers": [(b"x-a", b"b")]})
+    return cycle, wire
+
+
+async def test_a_head_leaves_with_the_first_piece_in_one_write():
+    cycle, wire = await started_cycle()
+    assert wire.num_writes == 0
+    for piece in (b"", b"data: 1\n\n", b"data: 2\n\n"):
+        await cycle.send({"type": "http.response.body", "body": piece, "more_body": True})
+    assert wire.num_writes == 2
+    assert wire.data.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert wire.data.count(b"x-a: b\r\n") == 1
+    assert wire.data.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n")
+
+
+async def test_a_head_isnt_lost_where_the_client_reads_slowly():
+    cycle, wire = await started_cycle()
+    cycle.flow.pause_writing()
+    sending = asyncio.ensure_future(
+        cycle.send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    )
+    await asyncio.sleep(0)
+    assert not sending.done()
+    assert wire.data.endswith(b"\r\n\r\n")
+    cycle.flow.resume_writing()
+    await sending
+    assert wire.data.count(b"x-a: b\r\n") == 1
+    assert wire.data.endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n")
+
+
+async def test_nothing_is_written_to_who_has_left():
+    cycle, wire = await started_cycle()
+    cycle.disconnected = True
+    await cycle.send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    assert wire.num_writes == 0

@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
 
 from hitsend.core.clock import SystemClock
@@ -193,6 +194,15 @@ async def test_time_blocked_on_the_client_and_bytes_are_recorded():
     assert flight.segments()["client_wait"] >= 20
     delivered = [event for event in flight.events() if isinstance(event, Delivered)]
     assert [(event.num_bytes, event.num_chunks) for event in delivered] == [(len(request.answer.body), 3)]
+
+
+async def test_the_role_leaves_with_the_first_words_where_those_are_there_at_once():
+    edge = Edge(msgspec.structs.replace(STARTED, has_more=True), text("a"), end(), COMPLETED)
+    request = call(edge, stream=True)
+    await request.run()
+    assert check_stream(request.answer.body).texts == {0: "a"}
+    (delivered,) = (event for event in edge.flights.all[0].events() if isinstance(event, Delivered))
+    assert delivered.num_chunks == 2
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -310,3 +310,13 @@ async def test_its_events_are_in_order(mock):
     assert times == sorted(times)
     assert [one.reason for one in answer.events if isinstance(one, Answered)] == ["ok"]
     assert answer.produced.usage.completion_tokens == USAGE["completion_tokens"]
+
+
+async def test_a_first_word_leaves_in_one_write_with_the_head_and_the_role(gate):
+    gate.mock.script = good
+    async with gate.ask(stream=True) as answer:
+        first, is_piece = await anext(aiter(answer.content.iter_chunks()))
+        assert is_piece
+        assert b'"role":"assistant"' in first
+        assert b'"content":"' in first.replace(b'"content":""', b"")
+        await answer.read()

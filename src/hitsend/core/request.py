@@ -267,7 +267,7 @@ class Started(msgspec.Struct, frozen=True):
     """The pipeline's first word: a hold was taken and an engine accepted the job. Until then an error has a status.
 
     `created` is Unix seconds; `system_fingerprint` names what computes (model file and engine build), where known;
-    `prompt_tokens` is exact by now.
+    `prompt_tokens` is exact by now. `has_more`: the next item is there at once, so that both can be one write.
     """
 
     request_id: str
@@ -276,6 +276,7 @@ class Started(msgspec.Struct, frozen=True):
     system_fingerprint: str | None = None
     prompt_tokens: int = 0
     windows: RateWindows = RateWindows()
+    has_more: bool = False
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):

@@ -103,8 +103,8 @@ async def started(attempt: Attempt, flight: Flight, account: Account) -> Started
     """The first word, once the engine has taken the request and the hold is safe. Raises what an upstream's refusal
     becomes, and StorageFailed."""
     request, job, engine = attempt.request, attempt.job, attempt.engine
-    num_prompt_tokens = job.num_prompt_tokens
-    if engine.gives == "text":
+    num_prompt_tokens, is_begun = job.num_prompt_tokens, engine.gives == "text"
+    if is_begun:
         await _until_answered(account.generation, flight)
         num_prompt_tokens = account.generation.produced.prompt_tokens
     await account.secured()
@@ -115,6 +115,7 @@ async def started(attempt: Attempt, flight: Flight, account: Account) -> Started
         system_fingerprint=_fingerprint(engine),
         prompt_tokens=num_prompt_tokens,
         windows=flight.windows,
+        has_more=is_begun,
     )
 
 

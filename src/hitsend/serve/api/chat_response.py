@@ -79,19 +79,20 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
         async for item in items:
             if isinstance(item, Started):
                 stream = _Stream(request, item)
-                yield stream.roles()
+                waiting = stream.roles()
             elif stream is None:
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
                 ending = stream.end(item)
+                continue
             else:
                 waiting += stream.delta(item)
-                if waiting and not item.has_more:
-                    yield waiting
-                    waiting = b""
+            if waiting and not item.has_more:
+                yield waiting
+                waiting = b""
     if ending is None:
         raise IncompleteAnswer("the pipeline ended without Completed")
-    yield ending
+    yield waiting + ending
 
 
 class _Stream:

@@ -1,7 +1,8 @@
 """One HTTP request and the answer to it on the wire: uvicorn's, with a shorter way for an answer's head and its pieces.
 
 Enters: ASGI messages. Leaves: bytes for the socket. Always true: no header's value can begin a line of its own, nor
-hold another control character; what isn't the usual case is left to uvicorn. Next: `connection.py`.
+hold another control character; a head leaves together with what is sent next, in one write, so that its reader is woken
+once; what isn't the usual case is left to uvicorn. Next: `connection.py`.
 """
 
 from typing import Any
@@ -17,12 +18,16 @@ class Cycle(RequestResponseCycle):
     """uvicorn looks at each name and each value by itself, with two regular expressions; an answer here has up to
     twenty headers, and their names are ours, in lower case. All values are looked at together."""
 
+    _head = b""
+
     async def send(self, message: Any) -> None:
         """ASGI's."""
         if self.response_started and message.get("more_body") and self._may_write_on():
             if body := message.get("body"):
-                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+                self.transport.write(b"%b%x\r\n%b\r\n" % (self._taken_head(), len(body), body))
             return
+        if (head := self._taken_head()) and not self.disconnected:
+            self.transport.write(head)
         is_busy = self.response_started or self.disconnected or self.flow.write_paused
         if is_busy or message["type"] != "http.response.start":
             await super().send(message)
@@ -50,7 +55,12 @@ class Cycle(RequestResponseCycle):
             or head.translate(None, _CONTROLS) != head
         ):
             raise RuntimeError("a header with a line's end or another control character in its value")
-        self.transport.write(STATUS_LINE[status] + head + b"\r\n")
+        self._head = STATUS_LINE[status] + head + b"\r\n"
+
+    def _taken_head(self) -> bytes:
+        """What still has to be written before anything else; it isn't there a second time."""
+        head, self._head = self._head, b""
+        return head
 
     def _may_write_on(self) -> bool:
         """Whether the next piece of an answer of unknown length can go out as it is."""
