@@ -196,13 +196,29 @@ async def test_time_blocked_on_the_client_and_bytes_are_recorded():
     assert [(event.num_bytes, event.num_chunks) for event in delivered] == [(len(request.answer.body), 3)]
 
 
-async def test_the_role_leaves_with_the_first_words_where_those_are_there_at_once():
-    edge = Edge(msgspec.structs.replace(STARTED, has_more=True), text("a"), end(), COMPLETED)
-    request = call(edge, stream=True)
+DIALECTS = {
+    "/v1/chat/completions": {},
+    "/v1/completions": {"messages": None, "prompt": "hi"},
+    "/v1/messages": {},
+    "/v1/responses": {"messages": None, "max_tokens": None, "input": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_what_an_answer_begins_with_leaves_with_the_first_words_where_those_are_there_at_once(path: str):
+    edge = Edge(msgspec.structs.replace(STARTED, has_more=True), text("wo"), text("rds"), end(), COMPLETED)
+    fields = chat_body(stream=True, max_tokens=9) | DIALECTS[path]
+    pieces: list[bytes] = []
+
+    async def accept(data: bytes) -> None:
+        pieces.append(data)
+
+    request = Call(edge.app, path, {name: value for name, value in fields.items() if value is not None}, (), None)
+    request.accept = accept
     await request.run()
-    assert check_stream(request.answer.body).texts == {0: "a"}
-    (delivered,) = (event for event in edge.flights.all[0].events() if isinstance(event, Delivered))
-    assert delivered.num_chunks == 2
+    assert request.answer.status == 200
+    assert b'"wo"' in pieces[0]
+    assert b'"rds"' in pieces[1]
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

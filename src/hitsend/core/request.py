@@ -6,7 +6,7 @@ value that the client did not send is never invented here: defaults are resolved
 known. Next: `lifecycle.py`.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -325,3 +325,4 @@ class Completed(msgspec.Struct, frozen=True):
     cost_microusd: int
     timings: dict[str, float]
     warnings: tuple[str, ...] = ()
+    has_more: ClassVar[bool] = False

@@ -84,7 +84,6 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
                 ending = stream.end(item)
-                continue
             else:
                 waiting += stream.delta(item)
             if waiting and not item.has_more:
@@ -92,7 +91,7 @@ async def encode_stream(request: Request, items: AsyncGenerator[Item, None]) -> 
                 waiting = b""
     if ending is None:
         raise IncompleteAnswer("the pipeline ended without Completed")
-    yield waiting + ending
+    yield ending
 
 
 class _Stream:

@@ -103,17 +103,21 @@ async def encode_stream(
     """SSE frames, one or more whole ones at a time. Raises what the pipeline raises; closing it closes `items`."""
     answer: _Answer | None = None
     ending: bytes | None = None
+    waiting = b""
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Started):
                 answer = _Answer(request, item, echoes)
-                yield answer.echoes() or sse.PING
+                waiting = answer.echoes() or (b"" if item.has_more else sse.PING)
             elif answer is None:
                 raise IncompleteAnswer("the pipeline's first word was not Started")
             elif isinstance(item, Completed):
                 ending = answer.end(item)
-            elif frames := answer.prompt(item) if item.prompt else answer.delta(item):
-                yield frames
+            else:
+                waiting += answer.prompt(item) if item.prompt else answer.delta(item)
+            if waiting and not item.has_more:
+                yield waiting
+                waiting = b""
     if ending is None:
         raise IncompleteAnswer("the pipeline ended without Completed")
     yield ending

@@ -51,14 +51,18 @@ class MessageEncoder:
 
     async def stream(self, answer: Answer, /) -> AsyncGenerator[bytes, None]:
         """SSE frames. Raises what the pipeline raises; closing it closes the answer."""
+        waiting = b""
         async with aclosing(in_order(answer)) as items:
             async for item in items:
                 if isinstance(item, Started):
-                    yield self._begin(item)
+                    waiting = self._begin(item)
                 elif isinstance(item, Completed):
-                    yield self._end(item)
-                elif frames := b"".join(map(_step, self._blocks.feed(item))):
-                    yield frames
+                    waiting += self._end(item)
+                else:
+                    waiting += b"".join(map(_step, self._blocks.feed(item)))
+                if waiting and not item.has_more:
+                    yield waiting
+                    waiting = b""
 
     async def whole(self, answer: Answer, /) -> bytes:
         """The message. Raises what the pipeline raises."""

@@ -52,14 +52,18 @@ class ResponseEncoder:
 
     async def stream(self, answer: Answer, /) -> AsyncGenerator[bytes, None]:
         """SSE frames. Raises what the pipeline raises; closing it closes the answer."""
+        waiting = b""
         async with aclosing(in_order(answer)) as items:
             async for item in items:
                 if isinstance(item, Started):
-                    yield self._begin(item)
+                    waiting = self._begin(item)
                 elif isinstance(item, Completed):
-                    yield await self._end(item)
-                elif frames := self._steps(self._blocks.feed(item), "completed"):
-                    yield frames
+                    waiting += await self._end(item)
+                else:
+                    waiting += self._steps(self._blocks.feed(item), "completed")
+                if waiting and not item.has_more:
+                    yield waiting
+                    waiting = b""
 
     async def whole(self, answer: Answer, /) -> bytes:
         """The response object. Raises what the pipeline raises."""
