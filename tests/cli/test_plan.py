@@ -226,6 +226,8 @@ def test_recorded_traffic_is_planned_by_its_own_days(tmp_path):
     assert (found["output_tokens"], found["reasoning_tokens"]) == (400, 160)
     assert found["days"] in (2, 3)
     assert found["gross_microusd"] == round(4000 * 0.45 + 400 * 3.2)
+    with pytest.raises(CallFailed, match="--from 2027-01-16 is later than --to 2027-01-15"):
+        run(*words, "--from", "2027-01-16", "--to", "2027-01-15")
     empty = tmp_path / "empty"
     with pytest.raises(CallFailed, match="no settled request"):
         run("cost", "--from-ledger", "--data", str(empty), "--price", "1/2")

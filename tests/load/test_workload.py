@@ -132,9 +132,13 @@ STREAM = (
 )
 
 
-@given(st.lists(st.integers(0, len(STREAM)), max_size=20), st.sampled_from([b": ping\n\n", BOM_UTF8]))
-def test_a_stream_is_read_the_same_however_it_was_cut(cuts, opening):
-    stream = opening + STREAM
+@given(
+    st.lists(st.integers(0, len(STREAM)), max_size=20),
+    st.sampled_from([b": ping\n\n", BOM_UTF8]),
+    st.sampled_from([b"\n", b"\r"]),
+)
+def test_a_stream_is_read_the_same_however_it_was_cut(cuts, opening, end):
+    stream = opening + (STREAM if end == b"\n" else STREAM.replace(b"\r\n", b"\n").replace(b"\n", end))
     edges = [0, *sorted(cuts), len(stream)]
     events = Events()
     found = [data for a, b in pairwise(edges) for data in events.feed(stream[a:b])]

@@ -144,6 +144,8 @@ async def test_all_three_against_a_server_and_what_it_wrote(tmp_path, routed):
         words = ("calibrate", file, "--model", "b", "--url", gate.url, "--json")
         assert json.loads(await asyncio.to_thread(run, *words))["min_logprob"] == -0.25
     words = ("what-if", "--table", table(tmp_path, "cheapest"), "--data", tmp_path, "--json")
+    with pytest.raises(CallFailed, match="--from 2027-01-16 is later than --to 2027-01-15"):
+        await asyncio.to_thread(run, *words, "--from", "2027-01-16", "--to", "2027-01-15")
     found = json.loads(await asyncio.to_thread(run, *words))
     assert (found["num_requests"], found["num_routed"]) == (4, 3)  # calibrate asked b itself
     assert found["before"]["cost_microusd"] == 4 * 1220

@@ -296,6 +296,19 @@ def test_a_field_that_nobody_could_send_stops_the_start(setting, value):
         terms_of(UpstreamSettings(name="s", **{setting: value}))
 
 
+@pytest.mark.parametrize(
+    ("renames", "lacks"),
+    [({"seed": "n_seed", "top_p": "n_seed"}, ()), ({"top_p": "seed"}, ()), ({"top_p": "seed"}, ("top_p",))],
+)
+def test_two_fields_under_one_name_stop_the_start(renames, lacks):
+    told = UpstreamSettings(name="s", renames=renames, lacks=lacks)
+    if lacks:  # then one is sent
+        assert terms_of(told).names["seed"] == "seed"
+        return
+    with pytest.raises(ConfigError, match=r"engines\[s\]\.renames: .*'seed'.* would both be sent as"):
+        terms_of(told)
+
+
 def test_fields_that_may_be_told_apart_start():
     told = UpstreamSettings(
         name="s",

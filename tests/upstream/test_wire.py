@@ -136,7 +136,17 @@ def wire(end="\n\n", prefix="data: "):
     return "".join(event + end for event in events).encode()
 
 
-@pytest.mark.parametrize(("end", "prefix"), [("\n\n", "data: "), ("\r\n\r\n", "data:"), ("\n\n", "event: x\ndata: ")])
+@pytest.mark.parametrize(
+    ("end", "prefix"),
+    [
+        ("\n\n", "data: "),
+        ("\r\n\r\n", "data:"),
+        ("\n\n", "event: x\ndata: "),
+        ("\r\r", "data: "),
+        ("\r\n\r", "event: x\rdata: "),
+        ("\n\r", "event: x\r\ndata: "),
+    ],
+)
 def test_a_stream_reads_the_same_cut_anywhere(end, prefix):
     data = wire(end, prefix)
     for cut in range(len(data)):

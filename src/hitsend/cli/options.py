@@ -4,11 +4,13 @@ Enters: what was typed. Leaves: settings and where to call. Always true: a flag 
 so `--port 8001` and `--set server.port=8001` are the same. Next: `settings.py`.
 """
 
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hitsend.cli import CallFailed
 from hitsend.core.errors import ConfigError
 from hitsend.settings_source import Loaded, load_process
 
@@ -25,6 +27,14 @@ Model = Annotated[
 Url = Annotated[str | None, typer.Option("--url", envvar="HITSEND_URL", help=f"The server; default {DEFAULT_URL}.")]
 Key = Annotated[str | None, typer.Option("--key", envvar="HITSEND_KEY", help="API key, where the server wants one.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+
+
+def days(since: datetime | None, until: datetime | None) -> tuple[date | None, date | None]:
+    """What --from and --to mean. Raises CallFailed where the one is later than the other."""
+    first, last = (None if day is None else day.date() for day in (since, until))
+    if first is not None and last is not None and first > last:
+        raise CallFailed(f"--from {first} is later than --to {last}")
+    return first, last
 
 
 def settings_from(

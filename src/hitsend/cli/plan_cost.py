@@ -104,7 +104,7 @@ def _recorded(config: Any, data: Any, since: datetime | None, until: datetime | 
     from hitsend.cli.database import with_database  # noqa: PLC0415
     from hitsend.serve.usage.report import usage_report  # noqa: PLC0415
 
-    first, last = (None if day is None else day.date() for day in (since, until))
+    first, last = options.days(since, until)
     report = with_database(config, data, lambda database: usage_report(database, first, last))
     if not report.by_day:
         raise CallFailed("--from-ledger: no settled request in that time")

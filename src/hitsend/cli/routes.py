@@ -105,7 +105,7 @@ def replay(
 ) -> None:
     """Replay recorded traffic under a route table: its cost and times as they were and as they would be."""
     settings = options.settings_from(table or config, None).settings
-    first, last = (None if day is None else day.date() for day in (since, until))
+    first, last = options.days(since, until)
 
     async def read(database: Any) -> list[Sent]:
         return [one async for one in traffic(database, first, last)]

@@ -48,9 +48,7 @@ def usage(
         raise CallFailed("--csv and --json: one of them")
     if rows and by:
         raise CallFailed("--rows and --by: one of them")
-    first, last = (None if day is None else day.date() for day in (since, until))
-    if first is not None and last is not None and first > last:
-        raise CallFailed(f"--from {first} is later than --to {last}")
+    first, last = options.days(since, until)
     if rows:
         form = "csv" if as_csv else "json" if as_json else "text"
         with_database(config, data, lambda database: print_rows(stream_rows(database, first, last), form))

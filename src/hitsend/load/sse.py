@@ -1,15 +1,17 @@
 """Server-sent events of a chat or text completion, as they come off the wire.
 
-Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), CR LF, events of
-several lines and a byte order mark before the first are read as the standard says; an event over `MOST_EVENT_BYTES` is
-refused; a count of tokens that can't be one is none; an error is one in whatever form it is told, never an event that
-said nothing. Next: `client.py`.
+Enters: bytes, cut anywhere. Leaves: `Piece`s: what one event brought. Always true: comments (pings), lines that end
+with CR, events of several lines and a byte order mark before the first are read as the standard says; an event over
+`MOST_EVENT_BYTES` is refused; a count of tokens that can't be one is none; an error is one in whatever form it is told,
+never an event that said nothing. Next: `client.py`.
 """
 
 from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
+
+from hitsend.core.line_ends import LineEnds
 
 MOST_EVENT_BYTES = 4 * 1024 * 1024
 MOST_TOKENS = 10_000_000
@@ -150,17 +152,16 @@ class Events:
         self._is_error = False
         self._size = 0
         self._is_at_start = True
+        self._line_ends = LineEnds()
 
     def feed(self, received: bytes) -> list[bytes]:
         """Raises BadStream where an event doesn't end."""
-        *lines, self._rest = (self._rest + received).split(b"\n")
+        *lines, self._rest = (self._rest + self._line_ends.feed(received)).split(b"\n")
         found = []
         if self._is_at_start and lines:  # a byte order mark may open the stream (the standard's section on parsing it)
             lines[0] = lines[0].removeprefix(BOM_UTF8)
             self._is_at_start = False
         for line in lines:
-            if line.endswith(b"\r"):
-                line = line[:-1]  # noqa: PLW2901  # the same line, without its end
             if not line:
                 if self._data:
                     data = b"\n".join(self._data).strip()  # white space around JSON says nothing, around [DONE] neither

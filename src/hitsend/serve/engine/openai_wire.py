@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from hitsend.core.lifecycle import FinishReason
+from hitsend.core.line_ends import LineEnds
 from hitsend.core.request import Delta, Usage
 from hitsend.serve.engine.alike import Alike
 from hitsend.serve.engine.loose_json import LooseJson
@@ -54,6 +55,7 @@ class ChunkReader:
 
     def __init__(self, n: int, *, merges: bool = False, skips_null: bool = False) -> None:
         self._rest = b""
+        self._line_ends = LineEnds()
         self._merges = merges
         self._skips_null = skips_null
         self._open = set(range(n))
@@ -131,9 +133,7 @@ class ChunkReader:
         return deltas
 
     def _feed(self, data: bytes, deltas: list[Delta]) -> None:
-        events = self._rest + data
-        if b"\r" in events:
-            events = events.replace(b"\r\n", b"\n")
+        events = self._rest + self._line_ends.feed(data)
         if self._merges and self._is_plain:
             events = self._run(events, deltas)
         *whole, self._rest = events.split(b"\n\n")

@@ -62,6 +62,8 @@ def terms_of(settings: UpstreamBase, salt: bytes = b"") -> Terms:
     profile = _profile(settings)
     names = {name: name for name in (OPENAI_FIELDS | {THOUGHTS}) - _each(profile.lacks)} | profile.fields
     names |= {name: name for name in _each(settings.passes)} | settings.renames
+    names = {name: there for name, there in names.items() if name not in _each(settings.lacks)}
+    _check_renames(settings, names)
     adds = dict(profile.adds)
     if isinstance(settings, WorkersAISettings) and settings.reject_if_busy:
         adds["options"] = {"rejectIfBusy": True}
@@ -72,7 +74,7 @@ def terms_of(settings: UpstreamBase, salt: bytes = b"") -> Terms:
     return Terms(
         engine=settings.name,
         profile=profile,
-        names={name: there for name, there in names.items() if name not in _each(settings.lacks)},
+        names=names,
         max_tokens_field=settings.max_tokens_field or profile.max_tokens_field,
         models=settings.models,
         adds=adds,
@@ -122,6 +124,17 @@ def _check_fields(settings: UpstreamBase) -> None:
         if strays := sorted(set(getattr(settings, setting)) - known):
             where = f"engines[{settings.name}].{setting}"
             raise ConfigError(f"{where}: {strays[0]!r} is no field that is sent, only {', '.join(sorted(known))}")
+
+
+def _check_renames(settings: UpstreamBase, names: dict[str, str]) -> None:
+    """Of two fields under one name, one would be lost without a word."""
+    for ours in sorted(settings.renames.keys() & names.keys()):
+        theirs = names[ours]
+        if other := next((name for name in sorted(names) if names[name] == theirs and name != ours), None):
+            raise ConfigError(
+                f"engines[{settings.name}].renames: {ours!r} and {other!r} would both be sent as {theirs!r}; "
+                f"put {other!r} in lacks, or give one of them another name"
+            )
 
 
 def _profile(settings: UpstreamBase) -> Profile:
