@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from hitsend.serve.engine import upstream_generation
 from tests.upstream.conftest import gateway
 from tests.upstream.test_limits import grant
 from tests.upstream.test_own_count import vllm
@@ -67,7 +68,7 @@ async def test_a_request_that_no_limit_watches_does_not_wait_for_its_count(tmp_p
 
 async def test_where_the_upstream_says_it_itself_nothing_waits_for_the_count(tmp_path, mock):
     usage = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
-    upstream = Counter(mock, usages=(usage, usage))
+    Counter(mock, usages=(usage, usage))
     async with gateway(tmp_path, mock, vllm(mock)) as gate:
         status, _, answer = await asyncio.wait_for(gate.answer(stream=True), 10)
         record, said = await ended(gate, answer)
@@ -78,7 +79,44 @@ async def test_where_the_upstream_says_it_itself_nothing_waits_for_the_count(tmp
                 break
             await asyncio.sleep(0.01)
         assert mock.num_open == 0
-        assert "/tokenize" in upstream.paths
+
+
+async def test_the_count_leaves_the_upstream_alone_until_its_head_is_there(tmp_path, mock, monkeypatch):
+    monkeypatch.setattr(upstream_generation, "UNDISTURBED_S", 60.0)
+    upstream, has_come, may_begin = Counter(mock), asyncio.Event(), asyncio.Event()
+    upstream.may_count.set()
+
+    async def script(call):
+        if "/tokenize" not in call.head.split()[1]:
+            has_come.set()
+            await may_begin.wait()
+        await upstream.script(call)
+
+    mock.script = script
+    async with gateway(tmp_path, mock, vllm(mock)) as gate:
+        asking = asyncio.ensure_future(gate.answer(stream=True))
+        await asyncio.wait_for(has_come.wait(), 10)
+        await asyncio.sleep(0.1)
+        assert not upstream.has_asked.is_set()
+        may_begin.set()
+        record, _ = await ended(gate, (await asking)[2])
+        assert record["ledger"]["prompt_tokens"] == COUNT
+
+
+async def test_an_upstream_whose_head_comes_late_is_asked_all_the_same(tmp_path, mock):
+    upstream = Counter(mock)
+    upstream.may_count.set()
+
+    async def script(call):
+        if "/tokenize" not in call.head.split()[1]:
+            await asyncio.wait_for(upstream.has_asked.wait(), 10)
+        await upstream.script(call)
+
+    mock.script = script
+    async with gateway(tmp_path, mock, vllm(mock)) as gate:
+        status, _, answer = await gate.answer(stream=True)
+        record, _ = await ended(gate, answer)
+        assert (status, record["ledger"]["prompt_tokens"]) == (200, COUNT)
 
 
 async def test_a_client_that_leaves_pays_for_what_was_counted(tmp_path, mock):

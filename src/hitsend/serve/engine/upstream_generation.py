@@ -10,6 +10,7 @@ first word is passed on, by the count or by the upstream. Next: `openai_wire.py`
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from hitsend.serve.engine.breaker import Outcome
 from hitsend.serve.engine.hedge import Lost, first_to_speak
 from hitsend.serve.engine.http1 import LineFailed
 from hitsend.serve.engine.lenient_wire import LenientReader
+from hitsend.serve.engine.merged import merged
 from hitsend.serve.engine.openai_body import encode_body, headers_of, path_of
 from hitsend.serve.engine.openai_wire import ChunkReader, UpstreamSaid
 from hitsend.serve.engine.opening import Opened, ending
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from hitsend.serve.engine.openai import OpenAIEngine
 
 
+UNDISTURBED_S = 0.02
+"""How long an upstream has a request before its prompt is counted, unless its head comes before: until then it would do
+both in one thread, and the answer come later for it."""
 LATE_BILL_S = 0.1
 """How long a bill is waited for behind the end of an answer that had none."""
 LATE_END_S = 1.0
@@ -81,6 +86,7 @@ class OpenAIGeneration:
         self._num_bytes = 0
         self._num_prompt_tokens = job.num_prompt_estimated
         self._counting: asyncio.Task[None] | None = None
+        self._is_taken_in = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
         return self
@@ -189,12 +195,15 @@ class OpenAIGeneration:
                 self._engine.close_for(refusal.closed_s)
 
     def _count(self) -> None:
-        """Have the prompt counted, if nobody has yet: once it was sent, which is before this task's turn ends."""
+        """Have the prompt counted, if nobody has yet, once the upstream has taken it in."""
         counting = self._job.counting
         if counting is None or self._counting is not None:
             return
 
         async def counted() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UNDISTURBED_S):
+                    await self._is_taken_in.wait()
             known = await counting()
             if known is not None:
                 self._num_prompt_tokens = known
@@ -206,6 +215,7 @@ class OpenAIGeneration:
         """Wait for what is billed where the upstream tells nothing; else nobody needs it any more."""
         if self._counting is None or self._counting.done():
             return
+        self._is_taken_in.set()
         if not self._has_reached or (self._reader.usage or Usage()).prompt_tokens:
             self._counting.cancel()
         await asyncio.wait({self._counting})
@@ -275,6 +285,7 @@ class OpenAIGeneration:
             opened.refusal = Refusal(broken(failure, name), may_repeat=failure.is_unanswered)
             return opened
         opened.answered_at = self._now()
+        self._is_taken_in.set()
         self._opening.append(answer)
         try:
             await opened.read(answer, name, profile, wall)
@@ -377,24 +388,3 @@ class OpenAIGeneration:
             return
         self._error = error
         self._end(outcome)
-
-
-def merged(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of plain text as one: where nobody reads along, every piece only costs."""
-    found: list[Delta] = []
-    texts: list[str] = []
-    for delta in deltas:
-        is_plain = bool(delta.text) and not (delta.reasoning or delta.tool_calls or delta.logprobs or delta.token_ids)
-        is_plain = is_plain and delta.finish_reason is None
-        if texts and not (is_plain and delta.index == found[-1].index):
-            found[-1] = Delta(found[-1].index, "".join(texts))
-            texts = []
-        if not is_plain:
-            found.append(delta)
-            continue
-        if not texts:
-            found.append(delta)
-        texts.append(delta.text)
-    if texts:
-        found[-1] = Delta(found[-1].index, "".join(texts))
-    return found
