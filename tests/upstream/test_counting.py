@@ -1,11 +1,12 @@
-"""When a prompt is counted: before it is sent, where something depends on it; else while the upstream works."""
+"""When a prompt is counted: before it is sent, where something depends on it; else later, if nobody else tells."""
 
 import asyncio
 
 import pytest
 
 from hitsend.serve.engine import upstream_generation
-from tests.upstream.conftest import gateway
+from hitsend.settings_upstreams import UpstreamSettings
+from tests.upstream.conftest import PRICES, gateway
 from tests.upstream.test_limits import grant
 from tests.upstream.test_own_count import vllm
 
@@ -24,10 +25,10 @@ class Counter:
     async def script(self, call):
         path = call.head.split()[1]
         self.paths.append(path)
-        if path == "/tokenize":
+        if path != "/v1/chat/completions":
             self.has_asked.set()
             await self.may_count.wait()
-            await call.answer("200 OK", {"count": COUNT})
+            await call.answer("200 OK", {"count": COUNT, "input_tokens": COUNT})
             return
         await call.start()
         for text, usage in zip(("Hel", "lo"), self.usages, strict=True):
@@ -37,6 +38,11 @@ class Counter:
             await call.finish()
         else:
             await asyncio.sleep(60)
+
+
+def llama_server(mock):
+    """A kind that counts, and tells in the end only how long the prompt was."""
+    return UpstreamSettings("there", mock.url, {"near": "far"}, server="llama_server", prices=PRICES, metrics_poll_s=0)
 
 
 async def ended(gate, answer):
@@ -68,8 +74,26 @@ async def test_a_request_that_no_limit_watches_does_not_wait_for_its_count(tmp_p
 
 async def test_where_the_upstream_says_it_itself_nothing_waits_for_the_count(tmp_path, mock):
     usage = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
-    Counter(mock, usages=(usage, usage))
+    upstream = Counter(mock, usages=(usage, usage))
     async with gateway(tmp_path, mock, vllm(mock)) as gate:
+        status, _, answer = await asyncio.wait_for(gate.answer(stream=True), 10)
+        record, said = await ended(gate, answer)
+        assert (status, record["ledger"]["prompt_tokens"]) == (200, 11)
+        assert "prompt_counted" not in said
+        assert upstream.paths == ["/v1/chat/completions"], "vLLM's first chunk says it, so nobody asked"
+
+
+async def test_a_count_that_the_upstreams_own_overtakes_is_left(tmp_path, mock):
+    usage = {"prompt_tokens": 11, "completion_tokens": 2, "total_tokens": 13}
+    upstream = Counter(mock, usages=(usage, usage))
+
+    async def script(call):
+        if call.head.split()[1] == "/v1/chat/completions":
+            await asyncio.wait_for(upstream.has_asked.wait(), 10)
+        await upstream.script(call)
+
+    mock.script = script
+    async with gateway(tmp_path, mock, llama_server(mock)) as gate:
         status, _, answer = await asyncio.wait_for(gate.answer(stream=True), 10)
         record, said = await ended(gate, answer)
         assert (status, record["ledger"]["prompt_tokens"]) == (200, 11)
@@ -87,13 +111,13 @@ async def test_the_count_leaves_the_upstream_alone_until_its_head_is_there(tmp_p
     upstream.may_count.set()
 
     async def script(call):
-        if "/tokenize" not in call.head.split()[1]:
+        if call.head.split()[1] == "/v1/chat/completions":
             has_come.set()
             await may_begin.wait()
         await upstream.script(call)
 
     mock.script = script
-    async with gateway(tmp_path, mock, vllm(mock)) as gate:
+    async with gateway(tmp_path, mock, llama_server(mock)) as gate:
         asking = asyncio.ensure_future(gate.answer(stream=True))
         await asyncio.wait_for(has_come.wait(), 10)
         await asyncio.sleep(0.1)
@@ -108,15 +132,36 @@ async def test_an_upstream_whose_head_comes_late_is_asked_all_the_same(tmp_path,
     upstream.may_count.set()
 
     async def script(call):
-        if "/tokenize" not in call.head.split()[1]:
+        if call.head.split()[1] == "/v1/chat/completions":
             await asyncio.wait_for(upstream.has_asked.wait(), 10)
         await upstream.script(call)
 
     mock.script = script
-    async with gateway(tmp_path, mock, vllm(mock)) as gate:
+    async with gateway(tmp_path, mock, llama_server(mock)) as gate:
         status, _, answer = await gate.answer(stream=True)
         record, _ = await ended(gate, answer)
         assert (status, record["ledger"]["prompt_tokens"]) == (200, COUNT)
+
+
+async def test_a_client_that_leaves_before_the_first_word_is_counted_then(tmp_path, mock):
+    upstream, has_come = Counter(mock), asyncio.Event()
+    upstream.may_count.set()
+
+    async def script(call):
+        if call.head.split()[1] == "/v1/chat/completions":
+            has_come.set()
+            await asyncio.sleep(60)
+        await upstream.script(call)
+
+    mock.script = script
+    async with gateway(tmp_path, mock, vllm(mock)) as gate:
+        asking = asyncio.ensure_future(gate.answer(headers={"x-request-id": "left-early"}))
+        await asyncio.wait_for(has_come.wait(), 10)
+        await asyncio.sleep(0.1)
+        assert not upstream.has_asked.is_set()
+        asking.cancel()
+        record = await gate.record("left-early")
+        assert (record["ledger"]["prompt_tokens"], record["ledger"]["is_estimate"]) == (COUNT, True)
 
 
 async def test_a_client_that_leaves_pays_for_what_was_counted(tmp_path, mock):

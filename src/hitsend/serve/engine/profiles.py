@@ -115,6 +115,11 @@ class Profile(msgspec.Struct, frozen=True):
     knows_developer: bool = False
     is_lenient: bool = False
 
+    @property
+    def begins_with_usage(self) -> bool:
+        """Whether the first chunk of an answer says already how long the prompt is."""
+        return (self.stream_options or {}).get("continuous_usage_stats", False)
+
 
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}

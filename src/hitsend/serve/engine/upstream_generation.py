@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 UNDISTURBED_S = 0.02
 """How long an upstream has a request before its prompt is counted, unless its head comes before: until then it would do
-both in one thread, and the answer come later for it."""
+both in one thread, and the answer come later for it. Kinds whose first chunk tells it are asked only if it doesn't."""
 LATE_BILL_S = 0.1
 """How long a bill is waited for behind the end of an answer that had none."""
 LATE_END_S = 1.0
@@ -168,7 +168,8 @@ class OpenAIGeneration:
         while self._answer is None and not self._is_over:
             self._events.append(Sent(self._now(), 2 if is_again else 1))
             self._has_reached = True
-            self._count()
+            if not self._engine.terms.profile.begins_with_usage:
+                self._count(UNDISTURBED_S)
             opened = await self._asked(may_hedge=not is_again)
             answer, refusal = opened.answer, opened.refusal
             if self._was_ended(answer):
@@ -194,15 +195,15 @@ class OpenAIGeneration:
             if refusal.closed_s is not None:
                 self._engine.close_for(refusal.closed_s)
 
-    def _count(self) -> None:
-        """Have the prompt counted, if nobody has yet, once the upstream has taken it in."""
+    def _count(self, after_s: float) -> None:
+        """Have the prompt counted, if nobody has yet: when the upstream has taken it in, or after that time."""
         counting = self._job.counting
         if counting is None or self._counting is not None:
             return
 
         async def counted() -> None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(UNDISTURBED_S):
+                async with asyncio.timeout(after_s):
                     await self._is_taken_in.wait()
             known = await counting()
             if known is not None:
@@ -213,10 +214,13 @@ class OpenAIGeneration:
 
     async def _until_counted(self) -> None:
         """Wait for what is billed where the upstream tells nothing; else nobody needs it any more."""
+        is_needed = self._has_reached and not (self._reader.usage or Usage()).prompt_tokens
+        if is_needed:
+            self._count(0.0)
+            self._is_taken_in.set()
         if self._counting is None or self._counting.done():
             return
-        self._is_taken_in.set()
-        if not self._has_reached or (self._reader.usage or Usage()).prompt_tokens:
+        if not is_needed:
             self._counting.cancel()
         await asyncio.wait({self._counting})
 
