@@ -120,7 +120,7 @@ $(LITELLM)/bin/litellm: $(VENV)/.python
 NATIVE := .native
 LIBLLAMA := $(abspath $(NATIVE))/build/bin/libllama.so
 BUILD = $(lastword $(subst ., ,$(shell sed -n 's/^xllamacpp==\([0-9.]*\).*/\1/p' requirements-native.lock)))
-$(NATIVE)/.built: $(VENV)/.runtime requirements-native.lock
+$(NATIVE)/.built: $(VENV)/.runtime requirements-native.lock deploy/native/amx_tiles.h
 	@command -v cmake >/dev/null && command -v g++ >/dev/null \
 		|| { echo "a native libllama needs cmake and g++: apt-get install cmake g++" >&2; exit 1; }
 	@echo "compiling libllama for this processor into $(NATIVE) (minutes) ..."
@@ -128,6 +128,7 @@ $(NATIVE)/.built: $(VENV)/.runtime requirements-native.lock
 	@$(PIP) download --no-deps --no-binary xllamacpp --require-hashes -r requirements-native.lock --dest $(NATIVE)
 	@tar -xzf $(NATIVE)/xllamacpp-*.tar.gz --strip-components 2 -C $(NATIVE) --wildcards '*/thirdparty/llama.cpp'
 	@cmake -S $(NATIVE)/llama.cpp -B $(NATIVE)/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
+		-DCMAKE_CXX_FLAGS="-include $(abspath deploy/native/amx_tiles.h)" \
 		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_NUMBER=$(BUILD) \
 		> $(NATIVE)/build.log 2>&1 && cmake --build $(NATIVE)/build --parallel $$(nproc) --target llama >> $(NATIVE)/build.log 2>&1 \
 		|| { tail -20 $(NATIVE)/build.log >&2; exit 1; }
